@@ -1,0 +1,191 @@
+"""Conditions and their reasons: the closed vocabulary that status, events and the docs share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal
+
+Status = Literal["True", "False", "Unknown"]
+MAX_MESSAGE = 1024  # characters; the API allows 32768, people read one line
+
+
+class Type(StrEnum):
+    """Condition types of a PDDeployment, in the order in which they stand in the way of Ready."""
+
+    ACCEPTED = "Accepted"
+    PLACED = "Placed"
+    PREFILL_READY = "PrefillReady"
+    DECODE_READY = "DecodeReady"
+    ROUTER_READY = "RouterReady"
+    HANDOFF_VERIFIED = "HandoffVerified"
+    OFFLOAD_VERIFIED = "OffloadVerified"
+    PROGRESSING = "Progressing"
+    DEGRADED = "Degraded"
+    UPDATE_AVAILABLE = "UpdateAvailable"
+    READY = "Ready"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
+
+
+class PoolType(StrEnum):
+    """Condition types of a PDPool."""
+
+    SCALING_ACTIVE = "ScalingActive"
+    SCALING_LIMITED = "ScalingLimited"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonDoc:
+    """What a reason means and what the user does about it; docs/reference/conditions.md is made from these."""
+
+    conditions: tuple[Type, ...]
+    meaning: str
+    remedy: str = ""
+
+
+class Reason(StrEnum):
+    """Reasons that the operator writes today. A reason of a later feature is added with that feature."""
+
+    ACCEPTED = "Accepted"
+    UNSUPPORTED_VERSION = "UnsupportedVersion"
+    UNSAFE_FAILURE_POLICY = "UnsafeFailurePolicy"
+    IMAGE_REQUIRED = "ImageRequired"
+    MISSING_REFERENCE = "MissingReference"
+    NAME_CONFLICT = "NameConflict"
+    MANAGED_BY_OTHER = "ManagedByOther"
+    NOT_IMPLEMENTED = "NotImplemented"
+    INVALID_SPEC = "InvalidSpec"
+    BOUND = "Bound"
+    NO_CAPACITY = "NoCapacity"
+    GATED = "Gated"
+    READY = "Ready"
+    STARTING = "Starting"
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE_ERROR = "ImageError"
+    CRASH_LOOP = "CrashLoop"
+    CONFIG_ERROR = "ConfigError"
+    NOT_DISCOVERED = "NotDiscovered"
+    SUSPENDED = "Suspended"
+    NOT_YET_RUN = "NotYetRun"
+    UPDATED = "Updated"
+    ROLLING_OUT = "RollingOut"
+    NO_CAPACITY_FOR_PAIR = "NoCapacityForPair"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    AS_EXPECTED = "AsExpected"
+    RENDERER_CHANGED = "RendererChanged"
+
+
+_ROLES = (Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY)
+
+REASONS: Mapping[Reason, ReasonDoc] = {
+    Reason.ACCEPTED: ReasonDoc((Type.ACCEPTED,), "The spec was accepted."),
+    Reason.UNSUPPORTED_VERSION: ReasonDoc(
+        (Type.ACCEPTED,), "A version cannot do what the spec asks.", "Use a version that the message names."
+    ),
+    Reason.UNSAFE_FAILURE_POLICY: ReasonDoc(
+        (Type.ACCEPTED,), "handoff.onFailure Fail would end decode engines at these versions.", "Use handoff.onFailure: Recompute."
+    ),
+    Reason.IMAGE_REQUIRED: ReasonDoc(
+        (Type.ACCEPTED,),
+        "No image is known for a component.",
+        "Set the field that the message names, or add it to the install's image table.",
+    ),
+    Reason.MISSING_REFERENCE: ReasonDoc(
+        (Type.ACCEPTED,),
+        "A Secret, ConfigMap or PersistentVolumeClaim that the spec names does not exist.",
+        "Create it; the operator looks again by itself.",
+    ),
+    Reason.NAME_CONFLICT: ReasonDoc(
+        (Type.ACCEPTED,),
+        "An object with a name that we need exists and is not ours.",
+        "Remove or rename that object, or rename the PDDeployment.",
+    ),
+    Reason.MANAGED_BY_OTHER: ReasonDoc(
+        (Type.ACCEPTED,), "Another install of pd-operator owns this object.", "Let one install watch this namespace."
+    ),
+    Reason.NOT_IMPLEMENTED: ReasonDoc(
+        (Type.ACCEPTED,), "The field is part of the API, its feature is not built yet.", "Remove the field that the message names."
+    ),
+    Reason.INVALID_SPEC: ReasonDoc(
+        (Type.ACCEPTED,), "The spec contains something that the schema cannot refuse.", "Change the field that the message names."
+    ),
+    Reason.BOUND: ReasonDoc((Type.PLACED,), "Every engine pod has a node."),
+    Reason.NO_CAPACITY: ReasonDoc(
+        (Type.PLACED,), "The scheduler finds no node for an engine pod.", "Free or add the resources that the message names."
+    ),
+    Reason.GATED: ReasonDoc((Type.PLACED,), "A scheduling gate (a queue, for instance) holds an engine pod."),
+    Reason.READY: ReasonDoc((*_ROLES, Type.READY), "Everything that the condition covers works."),
+    Reason.STARTING: ReasonDoc((*_ROLES, Type.PLACED), "Pods are starting."),
+    Reason.UNSCHEDULABLE: ReasonDoc(
+        _ROLES, "The scheduler finds no node for a pod.", "Free or add the resources that the message names."
+    ),
+    Reason.IMAGE_ERROR: ReasonDoc(
+        _ROLES, "An image cannot be pulled.", "Correct the image, or give the namespace's pods the right to pull it."
+    ),
+    Reason.CRASH_LOOP: ReasonDoc(_ROLES, "A container ends again and again.", "Read its log with the command in the message."),
+    Reason.CONFIG_ERROR: ReasonDoc(
+        _ROLES,
+        "The kubelet cannot make a container from the pod's spec.",
+        "Correct what the message names, often a key of a Secret.",
+    ),
+    Reason.NOT_DISCOVERED: ReasonDoc(
+        (Type.ROUTER_READY,),
+        "The router runs, and sees no healthy prefill or no healthy decode.",
+        "Look at the engines first, then at the router's log.",
+    ),
+    Reason.SUSPENDED: ReasonDoc((*_ROLES, Type.READY, Type.PLACED), "spec.suspend is true: both pools are at 0."),
+    Reason.NOT_YET_RUN: ReasonDoc(
+        (Type.HANDOFF_VERIFIED, Type.OFFLOAD_VERIFIED), "No evidence has been taken yet; this does not hold back Ready."
+    ),
+    Reason.UPDATED: ReasonDoc((Type.PROGRESSING,), "The current revision serves."),
+    Reason.ROLLING_OUT: ReasonDoc((Type.PROGRESSING,), "A new revision, or a change of a role's pods, is on its way."),
+    Reason.NO_CAPACITY_FOR_PAIR: ReasonDoc(
+        (Type.PROGRESSING,),
+        "The new revision does not fit beside the old one.",
+        "Add the resources that the message names; otherwise the old slice goes first.",
+    ),
+    Reason.DEADLINE_EXCEEDED: ReasonDoc(
+        (Type.PROGRESSING,), "No progress within rollout.progressDeadlineSeconds.", "Read the other conditions for the cause."
+    ),
+    Reason.AS_EXPECTED: ReasonDoc((Type.DEGRADED, Type.UPDATE_AVAILABLE, Type.RECONCILING, Type.STALLED), "Nothing to report."),
+    Reason.RENDERER_CHANGED: ReasonDoc(
+        (Type.UPDATE_AVAILABLE,),
+        "This version of the operator would render the pods differently.",
+        "Set a new rollout.restartID when it suits you.",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition; `message` says what to do when that is not plain."""
+
+    type: Type | PoolType
+    status: Status
+    reason: str
+    message: str = ""
+
+
+def merge(
+    previous: Iterable[Mapping[str, Any]], wanted: Iterable[Condition], generation: int, now: datetime
+) -> list[dict[str, Any]]:
+    """Conditions for status, sorted by type; the transition time moves only when the status does."""
+    before = {str(c.get("type")): c for c in previous}
+    merged = []
+    for condition in wanted:
+        old = before.get(condition.type.value, {})
+        same = old.get("status") == condition.status and old.get("lastTransitionTime")
+        merged.append(
+            {
+                "type": condition.type.value,
+                "status": condition.status,
+                "reason": str(condition.reason),
+                "message": condition.message[:MAX_MESSAGE],
+                "observedGeneration": generation,
+                "lastTransitionTime": old["lastTransitionTime"] if same else now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            }
+        )
+    return sorted(merged, key=lambda c: str(c["type"]))

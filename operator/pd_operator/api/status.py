@@ -1,0 +1,128 @@
+"""Status of a PDDeployment as models, and the condition that both kinds use.
+
+Only the operator writes status. Bounds are generous on purpose: a refused status write hides everything else. Unknown
+fields are dropped, not refused, so that an operator of the previous version can read what a newer one wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from pd_operator.api.types import Model
+
+Text = Annotated[str, Field(max_length=1024)]
+Name = Annotated[str, Field(max_length=253)]
+Short = Annotated[str, Field(max_length=32)]
+Instant = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Counter = Annotated[int, Field(ge=0, le=2**53 - 1)]  # larger maxima become floats in the API server and are refused
+
+
+class StatusModel(Model):
+    """Base of everything below status."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class StatusCondition(StatusModel):
+    """One condition, with the fields and bounds of meta/v1 Condition."""
+
+    type: str = Field(min_length=1, max_length=316, description="Type of the condition.")
+    status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
+    observed_generation: Counter | None = Field(default=None, description="Generation of the object that this was said about.")
+    last_transition_time: Instant = Field(description="When status last changed.")
+    reason: str = Field(min_length=1, max_length=1024, description="One word for programs; see the conditions reference.")
+    message: str = Field(max_length=32768, description="One sentence for people; it says what to do where that is not plain.")
+
+
+Conditions = Annotated[
+    list[StatusCondition],
+    Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+]
+
+
+class RoleStatus(StatusModel):
+    """One pool, over all slices and revisions."""
+
+    name: Literal["prefill", "decode"] = Field(description="prefill or decode.")
+    ready: Short = Field(default="", description="readyReplicas/desiredReplicas, for the columns of kubectl get.")
+    desired_replicas: Count | None = Field(default=None, description="Replicas that should exist.")
+    replicas: Count | None = Field(default=None, description="Replicas that exist.")
+    ready_replicas: Count | None = Field(default=None, description="Replicas that are ready.")
+    updated_replicas: Count | None = Field(default=None, description="Replicas of the updated revision.")
+    verified_replicas: Count | None = Field(default=None, description="Replicas that evidence proved.")
+    gpus: Count | None = Field(default=None, description="Accelerators that the existing replicas hold.")
+
+
+class SliceStatus(StatusModel):
+    """The part of the deployment in one transfer domain at one revision."""
+
+    name: Name = Field(description="Name of the slice, and of its Service.")
+    revision: Name = Field(default="", description="Revision of the slice.")
+    domain: Name = Field(default="", description="Transfer domain; empty without placement.")
+    prefill: Count | None = Field(default=None, description="Prefill replicas that are ready.")
+    decode: Count | None = Field(default=None, description="Decode replicas that are ready.")
+    state: Name = Field(default="", description="Dark, Serving or Removing.")
+    weight: Count | None = Field(default=None, description="Share of the traffic in percent.")
+    handoff_mbps: Counter | None = Field(default=None, alias="handoffMBps", description="Megabytes per second, last measured.")
+
+
+class HandoffStatus(StatusModel):
+    """What handoffs did."""
+
+    fallback_requests: Counter | None = Field(default=None, description="Requests that decode had to recompute.")
+    expired: Counter | None = Field(default=None, description="Handoffs whose lease ended before decode took the state.")
+    last_verified: Instant | None = Field(default=None, description="When evidence last proved a handoff.")
+
+
+class Attainment(StatusModel):
+    """Share of requests that met the objectives, e.g. 97.5%."""
+
+    ttft: Short = Field(default="", description="Share within the objective for the time to first token.")
+    itl: Short = Field(default="", description="Share within the objective for the inter-token latency.")
+    goodput_min: Short = Field(default="", description="Share within both, at least.")
+    goodput_max: Short = Field(default="", description="Share within both, at most.")
+    window: Short = Field(default="", description="Time that the shares cover.")
+    age: Short = Field(default="", description="Age of the readings when this was written.")
+
+
+class BackpressureStatus(StatusModel):
+    """The four questions of back-pressure; nobody is an answer."""
+
+    rejected_at: Text = Field(default="", description="Where a request is refused.")
+    code: Text = Field(default="", description="What a refused client gets.")
+    kept_for: Text = Field(default="", description="How long state is kept on prefill.")
+    freed_by: Text = Field(default="", description="Who frees it.")
+    scale_out_p50: Short = Field(default="", description="Time to a new ready replica, median, measured.")
+    scale_out_p90: Short = Field(default="", description="Time to a new ready replica, 90th percentile, measured.")
+    not_enforced: Annotated[list[Text], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = Field(
+        default_factory=list, description="Limits that nothing enforces here, and why."
+    )
+
+
+class PDDeploymentStatus(StatusModel):
+    """What the operator observed."""
+
+    observed_generation: Counter | None = Field(default=None, description="Generation of the spec that this status is about.")
+    controller: Name = Field(default="", description="Install of pd-operator that owns the object.")
+    current_revision: Name = Field(default="", description="Revision that serves.")
+    updated_revision: Name = Field(default="", description="Revision that the spec asks for.")
+    url: Text = Field(default="", description="Address for clients inside the cluster.")
+    serving_slices: Count | None = Field(default=None, description="Slices that take traffic.")
+    bottleneck: Annotated[str, Field(max_length=64)] = Field(
+        default="", description="Which role limits the throughput: Prefill, Decode, None or Unknown."
+    )
+    roles: Annotated[
+        list[RoleStatus],
+        Field(max_length=2, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = Field(default_factory=list, description="Both pools.")
+    slices: Annotated[
+        list[SliceStatus],
+        Field(max_length=256, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = Field(default_factory=list, description="Slices, serving or dark.")
+    handoff: HandoffStatus | None = Field(default=None, description="What handoffs did.")
+    attainment: Attainment | None = Field(default=None, description="Share of requests that met the objectives.")
+    backpressure: BackpressureStatus | None = Field(default=None, description="Who refuses requests, and how.")
+    conditions: Conditions = Field(default_factory=list, description="Conditions; Ready sums them up.")

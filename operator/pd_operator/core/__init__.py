@@ -1,0 +1,1 @@
+"""Decisions as pure functions of a snapshot: no IO, no clock, no logging."""

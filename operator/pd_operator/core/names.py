@@ -1,0 +1,55 @@
+"""Names, labels and annotations of everything that we make. One place, so that no two modules disagree."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+Role = Literal["prefill", "decode"]
+ROLES: Final[tuple[Role, Role]] = ("prefill", "decode")
+
+MANAGER: Final = "pd-operator"
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+COMPONENT: Final = "app.kubernetes.io/component"
+DEPLOYMENT: Final = "pdserve.dev/deployment"
+SLICE: Final = "pdserve.dev/slice"
+REVISION: Final = "pdserve.dev/revision"
+ROLE: Final = "pdserve.dev/role"
+FRONT: Final = "pdserve.dev/front"
+APPLIED_HASH: Final = "pdserve.dev/applied-hash"
+LLMD_ROLE: Final = "llm-d.ai/role"  # so that the llm-d router's discovery works on our pods as they are
+MANAGED_SELECTOR: Final = f"{MANAGED_BY}={MANAGER}"
+
+
+def base_labels(deployment: str, component: str) -> dict[str, str]:
+    """Labels of every child."""
+    return {MANAGED_BY: MANAGER, COMPONENT: component, DEPLOYMENT: deployment}
+
+
+def slice_labels(deployment: str, component: str, slice_name: str, revision: str) -> dict[str, str]:
+    """Labels of the children of a slice."""
+    return {**base_labels(deployment, component), SLICE: slice_name, REVISION: revision}
+
+
+def slice_name(deployment: str, revision: str, index: int = 0) -> str:
+    """`chat`, `1a2b3c4d` -> `chat-1a2b3c4d-0`: 30 + 9 + 3 characters at most."""
+    return f"{deployment}-{revision}-{index}"
+
+
+def workload(slice_: str, role: str) -> str:
+    """Deployment of a role (or `router`, `coordinator`) of a slice."""
+    return f"{slice_}-{role}"
+
+
+def pool(deployment: str, role: Role) -> str:
+    """PDPool of a role: a stable name, for HPA and KEDA."""
+    return f"{deployment}-{role}"
+
+
+def service_account(deployment: str, component: Literal["engine", "router"]) -> str:
+    """ServiceAccount of engines or routers."""
+    return f"{deployment}-{component}"
+
+
+def controller_revision(deployment: str, revision: str, pods: str) -> str:
+    """ControllerRevision of one pairing revision and one shape of the pods."""
+    return f"{deployment}-{revision}-{pods}"

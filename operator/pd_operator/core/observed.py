@@ -1,0 +1,87 @@
+"""What the reflectors keep of an object: small, frozen, free of any client type.
+
+A pod of 20 KiB JSON becomes about half a KiB. `kube/facts.py` parses raw objects into these; everything else in the
+operator sees only them, so a decision can be replayed from a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFact:
+    """One container (or native sidecar) of a pod, from `status.(init)containerStatuses`."""
+
+    name: str
+    ready: bool = False
+    started: bool = False
+    restarts: int = 0
+    waiting_reason: str = ""  # ImagePullBackOff, CrashLoopBackOff, CreateContainerConfigError, ...
+    waiting_message: str = ""
+    exit_code: int | None = None  # of the last termination (state.terminated, else lastState.terminated)
+    exit_reason: str = ""  # OOMKilled, Error, ...
+    exit_message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodFact:
+    """A pod of ours."""
+
+    namespace: str
+    name: str
+    uid: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)  # only keys under pdserve.dev/ and smg.ai/
+    owner_uid: str = ""  # of the controller owner (a ReplicaSet for Deployments)
+    created: datetime | None = None
+    deleting: bool = False
+    phase: str = "Pending"
+    node: str = ""
+    ip: str = ""
+    ready: bool = False  # condition Ready
+    scheduled: bool = False  # condition PodScheduled
+    scheduling_reason: str = ""  # Unschedulable, SchedulingGated
+    scheduling_message: str = ""
+    scheduling_since: datetime | None = None  # lastTransitionTime of PodScheduled
+    containers: tuple[ContainerFact, ...] = ()  # init containers first
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFact:
+    """The part of a Deployment that decisions read; zeros for other kinds."""
+
+    observed_generation: int = 0
+    spec_replicas: int | None = None
+    replicas: int = 0
+    ready: int = 0
+    updated: int = 0
+    available: int = 0
+    template_labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildFact:
+    """An object that we apply.
+
+    `digest` is a hash of the whole object but `status` and `metadata` (metadata.labels and ownerReferences are in), as
+    the server shows it: equal digests mean that nobody changed it since we applied it.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+    owner_uid: str = ""  # of the controller owner reference
+    labels: Mapping[str, str] = field(default_factory=dict)
+    applied_hash: str = ""  # annotation pdserve.dev/applied-hash
+    generation: int = 0
+    resource_version: str = ""
+    digest: str = ""
+    deleting: bool = False
+    workload: WorkloadFact | None = None  # Deployments only
+    replicas: int | None = None  # PDPool: spec.replicas
+    created: datetime | None = None
+    data: bytes = b""  # ControllerRevision: its `data` and `revision` as JSON bytes {"revision": N, "data": {...}}; else empty

@@ -1,0 +1,90 @@
+"""Snapshot -> Plan: what should exist. Pure; the same snapshot gives the same plan (invariant I2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pd_operator.api.conditions import Reason
+from pd_operator.core.capabilities import Refusal
+from pd_operator.core.compatibility import review
+from pd_operator.core.names import ROLES, Role, pool
+from pd_operator.core.revision import pairing_hash, pods_hash
+from pd_operator.core.rollout import RolloutPlan, SlicePlan, plan_rollout
+from pd_operator.core.snapshot import Snapshot
+
+HISTORY = 5  # ControllerRevisions kept beyond those in use, as spec.revisionHistoryLimit of other workloads has 10
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """One pool: the number that it should have, and how it gets there."""
+
+    role: Role
+    number: int  # spec.replicas of the PDPool
+    desired: int  # replicas of the workload: the number, or 0 while suspended
+    create: bool  # the PDPool does not exist: made with `number` in it
+    scale: bool  # it exists with another number: written through /scale
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What should exist. With a refusal nothing is made and nothing is touched: what serves keeps serving."""
+
+    revision: str
+    pods: str
+    refusal: Refusal | None
+    more_refusals: int
+    rollout: RolloutPlan
+    pools: Mapping[Role, PoolPlan]
+    kept_revisions: frozenset[str]  # names of ControllerRevisions
+    renderer_changed: bool = False  # filled in once the templates were rendered
+
+    @property
+    def target(self) -> SlicePlan | None:
+        """The slice of the current revision, when it should exist now."""
+        return next((s for s in self.rollout.slices if s.revision == self.revision and s.keep_routers), None)
+
+
+def make_plan(snapshot: Snapshot) -> Plan:
+    """Decide over one snapshot."""
+    revision, pods = pairing_hash(snapshot.spec), pods_hash(snapshot.spec)
+    refusals = review(snapshot.spec, snapshot.upstream, snapshot.images, snapshot.missing, snapshot.server_version)
+    refusals += [
+        Refusal(
+            Reason.NAME_CONFLICT,
+            "metadata.name",
+            snapshot.name,
+            f"{conflict} exists and is not ours; remove it, or use another name",
+        )
+        for conflict in snapshot.conflicts
+    ]
+    rollout = plan_rollout(snapshot, revision)
+    return Plan(
+        revision=revision,
+        pods=pods,
+        refusal=refusals[0] if refusals else None,
+        more_refusals=max(0, len(refusals) - 1),
+        rollout=rollout,
+        pools={role: _pool(snapshot, role) for role in ROLES},
+        kept_revisions=_kept(snapshot, revision, rollout),
+    )
+
+
+def _pool(snapshot: Snapshot, role: Role) -> PoolPlan:
+    """Static scaling: the spec's number, one when it has none, zero while suspended.
+
+    A PDPool gets its first number at creation and never again by an apply; later numbers go through /scale.
+    """
+    existing = snapshot.child("PDPool", pool(snapshot.name, role))
+    wanted = snapshot.spec.roles[role].replicas or 1
+    desired = 0 if snapshot.spec.suspend else wanted
+    return PoolPlan(role, wanted, desired, create=existing is None, scale=existing is not None and existing.replicas != wanted)
+
+
+def _kept(snapshot: Snapshot, revision: str, rollout: RolloutPlan) -> frozenset[str]:
+    """Revisions in use, and the newest few of the others."""
+    used = {revision, *(s.revision for s in rollout.slices)}
+    in_use = {r.name for r in snapshot.revisions if r.pairing in used}
+    rest = sorted((r for r in snapshot.revisions if r.name not in in_use), key=lambda r: r.number, reverse=True)
+    return frozenset(in_use | {r.name for r in rest[:HISTORY]})

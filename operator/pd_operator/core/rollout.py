@@ -1,0 +1,164 @@
+"""From one revision to the next: which slices exist, which of them serve, which go (invariant I3: they never pair).
+
+    new slice dark -> ready -> its routers take the front label -> they are all ready -> old routers go -> old engines go
+
+Where both do not fit the old slice goes first; with `Recreate` always. A router only sees the engines of its own slice,
+so at no step do a prefill and a decode of two revisions serve one request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pd_operator.api.conditions import Reason
+from pd_operator.api.scalars import quantity
+from pd_operator.core import diagnosis
+from pd_operator.core.names import FRONT, ROLES, slice_name
+from pd_operator.core.observed import ChildFact
+from pd_operator.core.snapshot import ROUTER, Snapshot
+
+
+class State(StrEnum):
+    """State of a slice, as status shows it."""
+
+    DARK = "Dark"
+    SERVING = "Serving"
+    REMOVING = "Removing"
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlan:
+    """One slice and what becomes of it."""
+
+    name: str
+    revision: str
+    state: State
+    front: bool = False  # its router pods carry the front label
+    keep_routers: bool = True
+    keep_engines: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """Slices, the target first, and how the rollout stands."""
+
+    slices: tuple[SlicePlan, ...]
+    reason: Reason
+    message: str
+
+
+def plan_rollout(snapshot: Snapshot, revision: str) -> RolloutPlan:
+    """Decide over the slices of a snapshot whose spec asks for `revision`."""
+    name = slice_name(snapshot.name, revision)
+    workloads = snapshot.deployments()
+    target = workloads.get(name, {})
+    old = {s: d for s, d in workloads.items() if s != name}
+    if not old:
+        front = SlicePlan(name, revision, State.SERVING, front=True)
+        return RolloutPlan((front,), *_own_progress(snapshot, name, target))
+    if snapshot.spec.rollout.type == "Recreate":
+        gone = tuple(_remove(snapshot, s) for s in old)
+        return RolloutPlan(gone, Reason.ROLLING_OUT, f"Recreate: {', '.join(old)} ends before {name} starts")
+    return _replace(snapshot, name, revision, target, old)
+
+
+def _replace(
+    snapshot: Snapshot, name: str, revision: str, target: Mapping[str, ChildFact], old: Mapping[str, Mapping[str, ChildFact]]
+) -> RolloutPlan:
+    serving = [s for s, d in old.items() if has_front(d.get(ROUTER))]
+    others = tuple(_remove(snapshot, s) for s in old if s not in serving)
+    fronted = has_front(target.get(ROUTER))
+    if fronted and complete(target):
+        slices = (SlicePlan(name, revision, State.SERVING, front=True), *(_remove(snapshot, s) for s in serving), *others)
+        return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} serves; ending {', '.join(old)}")
+    if not serving and not others:
+        return RolloutPlan((SlicePlan(name, revision, State.SERVING, front=True),), Reason.ROLLING_OUT, f"{name} takes over")
+    keep = tuple(SlicePlan(s, snapshot.revision_of(s), State.SERVING, front=True) for s in serving)
+    if complete(target) or fronted:
+        slices = (SlicePlan(name, revision, State.DARK, front=True), *keep, *others)
+        return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} is ready; its routers join the front door")
+    missing = _missing(snapshot, name)
+    if missing and _frees(snapshot, missing, serving or list(old)):
+        slices = (SlicePlan(name, revision, State.DARK), *(_remove(snapshot, s) for s in serving), *others)
+        message = f"{name} does not fit beside {', '.join(old)} ({missing}); the old slice ends first"
+        return RolloutPlan(slices, Reason.NO_CAPACITY_FOR_PAIR, message)
+    cause = _trouble(snapshot, name)
+    front = not serving  # nobody serves: do not wait in the dark
+    slices = (SlicePlan(name, revision, State.DARK, front=front), *keep, *others)
+    return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} is starting{cause}; {', '.join(serving) or 'nothing'} serves")
+
+
+def has_front(router: ChildFact | None) -> bool:
+    """Whether a router Deployment's pod template carries the front label."""
+    return bool(router and router.workload and FRONT in router.workload.template_labels)
+
+
+def settled(child: ChildFact | None) -> bool:
+    """Whether a Deployment's pods are all of its current template, ready and available."""
+    if child is None or child.workload is None or child.deleting:
+        return False
+    w = child.workload
+    wanted = w.spec_replicas if w.spec_replicas is not None else 1
+    return w.observed_generation >= child.generation and wanted > 0 and w.updated == w.replicas == w.ready == w.available == wanted
+
+
+def complete(slice_: Mapping[str, ChildFact]) -> bool:
+    """Whether prefill, decode and router of a slice are all settled."""
+    return all(settled(slice_.get(part)) for part in (*ROLES, ROUTER))
+
+
+def _remove(snapshot: Snapshot, slice_: str) -> SlicePlan:
+    """Routers first: they finish their streams against engines that still run; engines when no router pod is left."""
+    routers_left = bool(snapshot.pods_of(slice_, ROUTER)) or ROUTER in snapshot.deployments().get(slice_, {})
+    return SlicePlan(slice_, snapshot.revision_of(slice_), State.REMOVING, keep_routers=False, keep_engines=routers_left)
+
+
+def _own_progress(snapshot: Snapshot, name: str, target: Mapping[str, ChildFact]) -> tuple[Reason, str]:
+    if snapshot.spec.suspend:
+        return Reason.SUSPENDED, "spec.suspend is true"
+    if complete(target):
+        return Reason.UPDATED, f"{name} is up to date"
+    blocked = _missing(snapshot, name)
+    if blocked and any(d.workload and d.workload.updated and d.workload.ready for role, d in target.items() if role in ROLES):
+        ways = "free or add them, or set rollout.type: Recreate"
+        return Reason.NO_CAPACITY_FOR_PAIR, f"a replacement pod of {name} finds no node ({blocked}): {ways}"
+    return Reason.ROLLING_OUT, f"{name} is starting{_trouble(snapshot, name)}"
+
+
+def _missing(snapshot: Snapshot, name: str) -> str:
+    """What the scheduler lacks for the engines of a slice ("Insufficient nvidia.com/gpu"); "" when nothing."""
+    message = diagnosis.unschedulable([p for role in ROLES for p in snapshot.pods_of(name, role)])
+    found = sorted(set(re.findall(r"Insufficient ([A-Za-z0-9][A-Za-z0-9./_-]*[A-Za-z0-9])", message)))
+    return ", ".join(f"Insufficient {resource}" for resource in found)
+
+
+def _frees(snapshot: Snapshot, missing: str, slices: list[str]) -> bool:
+    """Whether ending the slices frees some of every resource that is missing."""
+    resources = [part.removeprefix("Insufficient ") for part in missing.split(", ")]
+    revisions = {snapshot.revision_of(s) for s in slices}
+    templates = [t for r in snapshot.revisions if r.pairing in revisions for t in r.templates.values()]
+    return bool(templates) and all(any(requested(t, resource) > 0 for t in templates) for resource in resources)
+
+
+def requested(template: Mapping[str, Any], resource: str) -> float:
+    """What one pod of a template requests of a resource, native sidecars included."""
+    spec = template.get("spec", {})
+    total = 0.0
+    for container in [*spec.get("containers", []), *spec.get("initContainers", [])]:
+        resources = container.get("resources", {})
+        value = resources.get("requests", {}).get(resource, resources.get("limits", {}).get(resource, 0))
+        total += float(quantity(value))
+    return total
+
+
+def _trouble(snapshot: Snapshot, name: str) -> str:
+    """What holds up a slice, for the message; "" when nothing is known."""
+    for part in (*ROLES, ROUTER):
+        cause = diagnosis.diagnose(snapshot.pods_of(name, part))
+        if cause and cause[0] is not Reason.STARTING:
+            return f" ({part}: {cause[1]})"
+    return ""

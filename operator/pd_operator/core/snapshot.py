@@ -1,0 +1,90 @@
+"""Snapshot: all that one reconcile knows, taken at one instant. The plan depends on nothing else (invariant I2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from pd_operator.api.types import PDDeploymentSpec
+from pd_operator.core.capabilities import Upstream
+from pd_operator.core.names import COMPONENT, REVISION, ROLE, SLICE
+from pd_operator.core.observed import ChildFact, PodFact
+
+ROUTER: Final = "router"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An object of the namespace that the spec names."""
+
+    kind: str  # Secret, ConfigMap, PersistentVolumeClaim
+    name: str
+    field: str  # where the spec names it
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Settings of this install that change what is rendered."""
+
+    name: str = "pd-operator"
+    namespace: str = "pd-operator"
+    pull_policy: str = "IfNotPresent"
+    monitoring_namespace: str = "monitoring"  # whose pods may read LMCache's HTTP port
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRevision:
+    """A ControllerRevision of ours: the pod templates that were rendered when it was made."""
+
+    name: str
+    number: int
+    pairing: str  # hash of class A
+    roles: Mapping[str, str]  # role -> hash of class B
+    templates: Mapping[str, Mapping[str, Any]]  # role -> pod template
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One PDDeployment and its world."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    spec: PDDeploymentSpec
+    now: datetime
+    upstream: Upstream
+    images: Mapping[str, str]  # engine, router, lmcache -> image; "" where none is known
+    status: Mapping[str, Any] = field(default_factory=dict)
+    children: tuple[ChildFact, ...] = ()  # only those whose controller owner is this object
+    pods: tuple[PodFact, ...] = ()
+    revisions: tuple[StoredRevision, ...] = ()
+    missing: tuple[Reference, ...] = ()
+    conflicts: tuple[str, ...] = ()  # "Service chat": objects with our names that are not ours
+    install: Install = field(default_factory=Install)
+    server_version: tuple[int, int] = (1, 29)
+
+    def deployments(self) -> dict[str, dict[str, ChildFact]]:
+        """Slice -> role (or router, coordinator) -> Deployment."""
+        found: dict[str, dict[str, ChildFact]] = {}
+        for child in sorted(self.children, key=lambda c: c.name):
+            slice_ = child.labels.get(SLICE)
+            if child.kind == "Deployment" and slice_:
+                found.setdefault(slice_, {})[child.labels.get(ROLE) or child.labels.get(COMPONENT, "")] = child
+        return found
+
+    def pods_of(self, slice_: str, role: str) -> tuple[PodFact, ...]:
+        """Pods of a role (or router, coordinator) of a slice, by name."""
+        mine = (p for p in self.pods if p.labels.get(SLICE) == slice_ and (p.labels.get(ROLE) or p.labels.get(COMPONENT)) == role)
+        return tuple(sorted(mine, key=lambda p: p.name))
+
+    def child(self, kind: str, name: str) -> ChildFact | None:
+        """A child by kind and name."""
+        return next((c for c in self.children if c.kind == kind and c.name == name), None)
+
+    def revision_of(self, slice_: str) -> str:
+        """Pairing revision of an observed slice."""
+        return next((c.labels.get(REVISION, "") for c in self.children if c.labels.get(SLICE) == slice_), "")

@@ -1,0 +1,243 @@
+"""Snapshot + Plan -> status of the PDDeployment and of its pools. What a user reads is worded here and in `diagnosis`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pd_operator.api.conditions import Condition, PoolType, Reason, Type, merge
+from pd_operator.api.scalars import quantity
+from pd_operator.core import diagnosis
+from pd_operator.core.capabilities import Refusal
+from pd_operator.core.names import DEPLOYMENT, ROLE, ROLES, Role
+from pd_operator.core.observed import ChildFact, PodFact, WorkloadFact
+from pd_operator.core.plan import Plan
+from pd_operator.core.rollout import SlicePlan, State, has_front
+from pd_operator.core.snapshot import ROUTER, Snapshot
+
+NO_WORKLOAD = WorkloadFact()
+
+
+def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
+    """Status of the PDDeployment, complete: it is applied whole."""
+    conditions = _conditions(snapshot, plan)
+    serving = _serving(snapshot, plan)
+    return {
+        "observedGeneration": snapshot.generation,
+        "controller": snapshot.install.name,
+        "currentRevision": serving.revision if serving else "",
+        "updatedRevision": plan.revision,
+        "url": f"http://{snapshot.name}.{snapshot.namespace}.svc",
+        "servingSlices": sum(1 for s in plan.rollout.slices if _is_serving(snapshot, s)),
+        "bottleneck": "Unknown",
+        "roles": [_role_status(snapshot, plan, role) for role in ROLES],
+        "slices": [_slice_status(snapshot, s) for s in plan.rollout.slices],
+        "conditions": merge(snapshot.status.get("conditions", []), conditions, snapshot.generation, snapshot.now),
+    }
+
+
+def build_pool_status(snapshot: Snapshot, plan: Plan, role: Role, previous: Mapping[str, Any], generation: int) -> dict[str, Any]:
+    """Status of one PDPool; the selector matches one pod per replica, of all revisions."""
+    workloads = _workloads(snapshot, role)
+    ready, replicas = sum(w.ready for w in workloads), sum(w.replicas for w in workloads)
+    conditions = [
+        Condition(PoolType.SCALING_ACTIVE, "False", "Static", "spec.scaling is absent: the number is that of the spec"),
+        Condition(PoolType.SCALING_LIMITED, "False", "AsExpected"),
+    ]
+    return {
+        "observedGeneration": generation,
+        "replicas": replicas,
+        "readyReplicas": ready,
+        "startingReplicas": max(0, replicas - ready),
+        "desiredReplicas": plan.pools[role].desired,
+        "selector": f"{DEPLOYMENT}={snapshot.name},{ROLE}={role}",
+        "conditions": merge(previous.get("conditions", []), conditions, generation, snapshot.now),
+    }
+
+
+def _conditions(snapshot: Snapshot, plan: Plan) -> list[Condition]:
+    focus = _serving(snapshot, plan) or plan.target
+    found = [_accepted(plan), _placed(snapshot, plan)]
+    found += [_role_ready(snapshot, plan, focus, role) for role in ROLES]
+    found.append(_router_ready(snapshot, focus))
+    found.append(
+        Condition(Type.HANDOFF_VERIFIED, "Unknown", Reason.NOT_YET_RUN, "no evidence has been taken; Ready does not wait for it")
+    )
+    if snapshot.spec.lmcache is not None:
+        found.append(
+            Condition(
+                Type.OFFLOAD_VERIFIED, "Unknown", Reason.NOT_YET_RUN, "no evidence has been taken; Ready does not wait for it"
+            )
+        )
+    found.append(_progressing(plan))
+    found.append(Condition(Type.DEGRADED, "False", Reason.AS_EXPECTED))
+    found.append(_update_available(plan))
+    ready = _ready(snapshot, plan, found)
+    return [*found, ready, *_kstatus(plan, ready)]
+
+
+def _accepted(plan: Plan) -> Condition:
+    if plan.refusal is None:
+        return Condition(Type.ACCEPTED, "True", Reason.ACCEPTED, "the spec was accepted")
+    more = f" (and {plan.more_refusals} more)" if plan.more_refusals else ""
+    return Condition(Type.ACCEPTED, "False", plan.refusal.reason, plan.refusal.message + more)
+
+
+def _placed(snapshot: Snapshot, plan: Plan) -> Condition:
+    if snapshot.spec.suspend:
+        return Condition(Type.PLACED, "False", Reason.SUSPENDED, "spec.suspend is true")
+    target = plan.target
+    pods = [p for role in ROLES for p in snapshot.pods_of(target.name, role) if not p.deleting] if target else []
+    message = diagnosis.unschedulable(pods)
+    if message:
+        return Condition(Type.PLACED, "False", Reason.NO_CAPACITY, message)
+    if diagnosis.gated(pods):
+        return Condition(Type.PLACED, "False", Reason.GATED, "a scheduling gate holds an engine pod")
+    if not pods or not all(p.scheduled for p in pods):
+        return Condition(Type.PLACED, "Unknown", Reason.STARTING, "engine pods are being made")
+    nodes = sorted({p.node for p in pods})
+    return Condition(Type.PLACED, "True", Reason.BOUND, f"{len(pods)} engine pods on {len(nodes)} nodes")
+
+
+def _role_ready(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None, role: Role) -> Condition:
+    type_ = Type.PREFILL_READY if role == "prefill" else Type.DECODE_READY
+    desired = plan.pools[role].desired
+    if desired == 0:
+        return Condition(type_, "False", Reason.SUSPENDED, "spec.suspend is true")
+    pods = snapshot.pods_of(focus.name, role) if focus else ()
+    ready = _workload(snapshot, focus, role).ready
+    needed = max(1, desired - desired // 4)  # rollout.maxUnavailable of 25 % may be missing at any time
+    if ready >= needed:
+        return Condition(type_, "True", Reason.READY, f"{ready} of {desired} ready")
+    return _not_ready(type_, pods, f"{ready} of {desired} ready")
+
+
+def _router_ready(snapshot: Snapshot, focus: SlicePlan | None) -> Condition:
+    """True when a router is ready, and its own readiness asks for a healthy prefill and a healthy decode."""
+    wanted = snapshot.spec.router.replicas
+    ready = _workload(snapshot, focus, ROUTER).ready
+    if ready >= 1:
+        return Condition(Type.ROUTER_READY, "True", Reason.READY, f"{ready} of {wanted} ready; they see prefill and decode")
+    pods = snapshot.pods_of(focus.name, ROUTER) if focus else ()
+    cause = diagnosis.diagnose(pods)
+    running = any(c.started for p in pods if not p.deleting for c in p.containers)
+    if running and (cause is None or cause[0] is Reason.STARTING):
+        return Condition(
+            Type.ROUTER_READY,
+            "False",
+            Reason.NOT_DISCOVERED,
+            "the router runs and sees no healthy prefill or no healthy decode yet",
+        )
+    return _not_ready(Type.ROUTER_READY, pods, f"{ready} of {wanted} ready")
+
+
+def _not_ready(type_: Type, pods: Sequence[PodFact], count: str) -> Condition:
+    cause = diagnosis.diagnose(pods)
+    if cause is None:
+        return Condition(type_, "False", Reason.STARTING, f"{count}; pods are being made")
+    return Condition(type_, "False", cause[0], f"{count}; {cause[1]}")
+
+
+def _progressing(plan: Plan) -> Condition:
+    rollout = plan.rollout
+    if plan.refusal is not None:
+        return Condition(Type.PROGRESSING, "False", plan.refusal.reason, "nothing is changed until the spec is accepted")
+    moving = rollout.reason in (Reason.ROLLING_OUT, Reason.UPDATED, Reason.SUSPENDED)  # as a Deployment's: True when it is done too
+    return Condition(Type.PROGRESSING, "True" if moving else "False", rollout.reason, rollout.message)
+
+
+def _update_available(plan: Plan) -> Condition:
+    if plan.renderer_changed:
+        message = "this version of the operator renders the engine pods differently; set a new rollout.restartID to adopt it"
+        return Condition(Type.UPDATE_AVAILABLE, "True", Reason.RENDERER_CHANGED, message)
+    return Condition(Type.UPDATE_AVAILABLE, "False", Reason.AS_EXPECTED)
+
+
+def _ready(snapshot: Snapshot, plan: Plan, found: Sequence[Condition]) -> Condition:
+    """Ready is the first condition that stands in the way, with its own reason and message."""
+    if plan.refusal is None and snapshot.spec.suspend:
+        return Condition(Type.READY, "False", Reason.SUSPENDED, "spec.suspend is true")
+    for blocking in (Type.ACCEPTED, Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY):
+        condition = next(c for c in found if c.type is blocking)
+        if condition.status != "True":
+            still = " (what served before keeps serving)" if blocking is Type.ACCEPTED and snapshot.deployments() else ""
+            return Condition(Type.READY, "False", condition.reason, f"{blocking.value}: {condition.message}{still}")
+    if _serving(snapshot, plan) is None:
+        return Condition(Type.READY, "False", Reason.ROLLING_OUT, plan.rollout.message)
+    return Condition(Type.READY, "True", Reason.READY, f"serving at http://{snapshot.name}.{snapshot.namespace}.svc")
+
+
+def _kstatus(plan: Plan, ready: Condition) -> list[Condition]:
+    """Reconciling and Stalled, so that kstatus (Flux, Argo CD, kubectl wait) reads progress and failure correctly."""
+    if plan.refusal is not None:
+        stalled = Condition(Type.STALLED, "True", plan.refusal.reason, plan.refusal.message)
+        return [Condition(Type.RECONCILING, "False", Reason.AS_EXPECTED), stalled]
+    suspended = ready.reason == Reason.SUSPENDED
+    moving = plan.rollout.reason in (Reason.ROLLING_OUT, Reason.NO_CAPACITY_FOR_PAIR) or (ready.status != "True" and not suspended)
+    message = plan.rollout.message if plan.rollout.reason is not Reason.UPDATED else ready.message
+    reconciling = Condition(Type.RECONCILING, "True", ready.reason if ready.status != "True" else plan.rollout.reason, message)
+    return [
+        reconciling if moving else Condition(Type.RECONCILING, "False", Reason.AS_EXPECTED),
+        Condition(Type.STALLED, "False", Reason.AS_EXPECTED),
+    ]
+
+
+def _role_status(snapshot: Snapshot, plan: Plan, role: Role) -> dict[str, Any]:
+    workloads = _workloads(snapshot, role)
+    spec = snapshot.spec.roles[role]
+    gpus = sum(int(quantity(v)) for k, v in (spec.resources.limits or {}).items() if "gpu" in k)
+    current = _workload(snapshot, plan.target, role)
+    replicas, ready = sum(w.replicas for w in workloads), sum(w.ready for w in workloads)
+    return {
+        "name": role,
+        "ready": f"{ready}/{plan.pools[role].desired}",
+        "desiredReplicas": plan.pools[role].desired,
+        "replicas": replicas,
+        "readyReplicas": ready,
+        "updatedReplicas": current.updated,
+        "verifiedReplicas": 0,
+        "gpus": replicas * gpus,
+    }
+
+
+def _slice_status(snapshot: Snapshot, slice_: SlicePlan) -> dict[str, Any]:
+    answers = State.SERVING if _is_serving(snapshot, slice_) else State.DARK
+    shown = State.REMOVING if slice_.state is State.REMOVING else answers
+    counts: dict[str, int] = {role: _workload(snapshot, slice_, role).ready for role in ROLES}
+    return {"name": slice_.name, "revision": slice_.revision, "domain": "", **counts, "state": shown.value}
+
+
+def _serving(snapshot: Snapshot, plan: Plan) -> SlicePlan | None:
+    """The slice that answers now: the target as soon as it does."""
+    answering = [s for s in plan.rollout.slices if _is_serving(snapshot, s)]
+    return next((s for s in answering if s.revision == plan.revision), answering[0] if answering else None)
+
+
+def _is_serving(snapshot: Snapshot, slice_: SlicePlan) -> bool:
+    router = _deployment(snapshot, slice_, ROUTER)
+    return slice_.state is not State.REMOVING and has_front(router) and _workload(snapshot, slice_, ROUTER).ready > 0
+
+
+def _deployment(snapshot: Snapshot, slice_: SlicePlan | None, role: str) -> ChildFact | None:
+    return snapshot.deployments().get(slice_.name, {}).get(role) if slice_ else None
+
+
+def _workload(snapshot: Snapshot, slice_: SlicePlan | None, role: str) -> WorkloadFact:
+    child = _deployment(snapshot, slice_, role)
+    return child.workload if child and child.workload else NO_WORKLOAD
+
+
+def _workloads(snapshot: Snapshot, role: Role) -> list[WorkloadFact]:
+    return [d[role].workload or NO_WORKLOAD for d in snapshot.deployments().values() if role in d]
+
+
+def refused_status(previous: Mapping[str, Any], refusal: Refusal, generation: int, install: str, now: datetime) -> dict[str, Any]:
+    """Status of an object whose spec cannot be read: everything else stays as it was."""
+    accepted = Condition(Type.ACCEPTED, "False", refusal.reason, refusal.message)
+    ready = Condition(Type.READY, "False", refusal.reason, f"Accepted: {refusal.message}")
+    stalled = Condition(Type.STALLED, "True", refusal.reason, refusal.message)
+    turned = merge(previous.get("conditions", []), [accepted, ready, stalled], generation, now)
+    kept = [c for c in previous.get("conditions", []) if c["type"] not in {t["type"] for t in turned}]
+    conditions = sorted([*kept, *turned], key=lambda c: str(c["type"]))
+    return {**previous, "observedGeneration": generation, "controller": install, "conditions": conditions}

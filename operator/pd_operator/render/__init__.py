@@ -1,0 +1,1 @@
+"""Snapshot + plan -> manifests. Pure and deterministic."""

@@ -1,0 +1,134 @@
+"""All manifests of one plan, in the order in which they are applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pd_operator.api.types import API_VERSION
+from pd_operator.core.names import (
+    APPLIED_HASH,
+    COMPONENT,
+    DEPLOYMENT,
+    REVISION,
+    ROLE,
+    ROLES,
+    Role,
+    base_labels,
+    controller_revision,
+    pool,
+)
+from pd_operator.core.plan import Plan
+from pd_operator.core.revision import manifest_hash, role_hash
+from pd_operator.core.snapshot import ROUTER, Snapshot, StoredRevision
+from pd_operator.render import access, coordinator, engine, network, objects, router
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Manifests by stage: a stage is applied when the one before it is."""
+
+    stages: tuple[tuple[objects.Manifest, ...], ...]
+    renderer_changed: bool  # the stored templates are not what this version of the operator would render
+
+    @property
+    def keys(self) -> frozenset[tuple[str, str]]:
+        """(kind, name) of everything in it."""
+        return frozenset((m["kind"], m["metadata"]["name"]) for stage in self.stages for m in stage)
+
+
+def render(snapshot: Snapshot, plan: Plan) -> Bundle:
+    """Manifests of the target slice and of what all slices share.
+
+    The ControllerRevision comes first: after a crash the next reconcile finds the same templates (invariant I9). Pod
+    templates of engines come from it, so that another version of the operator changes none (invariant I12). Slices of
+    other revisions are not rendered: they stay as they are until they go.
+    """
+    shared = [*access.manifests(snapshot), network.front_service(snapshot), network.engine_policy(snapshot), *_budgets(snapshot)]
+    pools = [_pool(snapshot, plan, role) for role in ROLES]
+    target = plan.target
+    if target is None:
+        return _bundle([[*shared, *pools]], False)
+    fresh: dict[str, dict[str, Any]] = {role: engine.pod_template(snapshot, role, plan.revision) for role in ROLES}
+    stored = next((r for r in snapshot.revisions if r.pairing == plan.revision and r.name.endswith(f"-{plan.pods}")), None)
+    templates = _templates(snapshot, plan, fresh, stored)
+    services = [network.slice_service(snapshot, target)]
+    workloads = [engine.deployment(snapshot, role, plan.revision, plan.pools[role].desired, templates[role]) for role in ROLES]
+    workloads.append(router.deployment(snapshot, target))
+    if snapshot.spec.lmcache is not None and snapshot.spec.lmcache.p2p.enabled:
+        service, deployment = coordinator.manifests(snapshot, target, snapshot.spec.lmcache)
+        services.append(service)
+        workloads.append(deployment)
+    first = [] if stored else [_revision(snapshot, plan, templates)]
+    changed = stored is not None and any(dict(templates[role]) != fresh[role] for role in ROLES)
+    return _bundle([first, [*shared, *pools, *services], workloads], changed)
+
+
+def _bundle(stages: list[list[objects.Manifest]], changed: bool) -> Bundle:
+    return Bundle(tuple(tuple(_hashed(m) for m in stage) for stage in stages if stage), changed)
+
+
+def _hashed(manifest: objects.Manifest) -> objects.Manifest:
+    """Add the hash of the desired manifest, by which an unchanged child is recognised without a write (invariant I2)."""
+    metadata = {**manifest["metadata"], "annotations": {APPLIED_HASH: manifest_hash(manifest)}}
+    return {**manifest, "metadata": metadata}
+
+
+def _templates(
+    snapshot: Snapshot, plan: Plan, fresh: Mapping[str, dict[str, Any]], stored: StoredRevision | None
+) -> Mapping[str, Mapping[str, Any]]:
+    """Stored templates; a new shape takes over the template of a role whose own part did not change."""
+    if stored is not None:
+        return stored.templates
+    chosen: dict[str, Mapping[str, Any]] = dict(fresh)
+    for role in ROLES:
+        mine = role_hash(snapshot.spec, role)
+        same = [r for r in snapshot.revisions if r.pairing == plan.revision and r.roles.get(role) == mine]
+        if same:
+            chosen[role] = max(same, key=lambda r: r.number).templates[role]
+    return chosen
+
+
+def _revision(snapshot: Snapshot, plan: Plan, templates: Mapping[str, Mapping[str, Any]]) -> objects.Manifest:
+    name = controller_revision(snapshot.name, plan.revision, plan.pods)
+    labels = base_labels(snapshot.name, "revision") | {REVISION: plan.revision}
+    data = {
+        "pairing": plan.revision,
+        "roles": {role: role_hash(snapshot.spec, role) for role in ROLES},
+        "spec": snapshot.spec.model_dump(by_alias=True, exclude_defaults=True, mode="json"),
+        "templates": {role: dict(templates[role]) for role in ROLES},
+    }
+    number = 1 + max((r.number for r in snapshot.revisions), default=0)
+    return objects.manifest("apps/v1", "ControllerRevision", snapshot, name, labels, data=data, revision=number)
+
+
+def _pool(snapshot: Snapshot, plan: Plan, role: Role) -> objects.Manifest:
+    """PDPool of a role. `replicas` stands in the manifest that creates it and in no later one (see INITIAL_MANAGER)."""
+    mine = plan.pools[role]
+    spec: dict[str, Any] = {"deploymentName": snapshot.name, "role": role}
+    if mine.create:
+        spec["replicas"] = mine.number
+    return objects.manifest(
+        API_VERSION, "PDPool", snapshot, pool(snapshot.name, role), base_labels(snapshot.name, "pool") | {ROLE: role}, spec=spec
+    )
+
+
+def _budgets(snapshot: Snapshot) -> list[objects.Manifest]:
+    """One pod of a kind at a time; a pod that is not healthy may always go, or it would block a node's drain."""
+    parts = {"prefill": {ROLE: "prefill"}, "decode": {ROLE: "decode"}, ROUTER: {COMPONENT: ROUTER}}
+    return [
+        objects.manifest(
+            "policy/v1",
+            "PodDisruptionBudget",
+            snapshot,
+            f"{snapshot.name}-{part}",
+            base_labels(snapshot.name, part),
+            spec={
+                "maxUnavailable": 1,
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+                "selector": {"matchLabels": {DEPLOYMENT: snapshot.name, **labels}},
+            },
+        )
+        for part, labels in parts.items()
+    ]

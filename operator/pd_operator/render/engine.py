@@ -1,0 +1,137 @@
+"""Pod template and Deployment of a role: the engine, and its LMCache server as a native sidecar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+from pd_operator.api.types import EnvVar, LMCacheSpec
+from pd_operator.core.names import (
+    DEPLOYMENT,
+    LLMD_ROLE,
+    REVISION,
+    ROLE,
+    SLICE,
+    Role,
+    service_account,
+    slice_labels,
+    slice_name,
+    workload,
+)
+from pd_operator.core.snapshot import Snapshot
+from pd_operator.render import objects
+from pd_operator.render.model import Model, locate
+from pd_operator.render.template import merge, merge_env
+from pd_operator.upstream import lmcache, smg, vllm
+
+SHARED_MEMORY: Final = Decimal(2 * 1024**3)  # bytes; 64 MiB, the default, is fatal at start-up with tensor parallelism
+
+
+def pod_template(snapshot: Snapshot, role: Role, revision: str) -> dict[str, Any]:
+    """Pod template of a role at a revision, the user's template laid over it. Frozen in the ControllerRevision."""
+    spec, name = snapshot.spec, slice_name(snapshot.name, revision)
+    model = locate(spec.model.uri, snapshot.install.pull_policy)
+    labels = slice_labels(snapshot.name, "engine", name, revision) | {ROLE: role, LLMD_ROLE: role}
+    pod: dict[str, Any] = {
+        "serviceAccountName": service_account(snapshot.name, "engine"),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # a Service called vllm would set VLLM_PORT to a URL, which vLLM refuses (vllm/envs.py)
+        "terminationGracePeriodSeconds": vllm.grace_period(role, spec.handoff, spec.rollout.drain_timeout),
+        "securityContext": dict(objects.POD_SECURITY),
+        "topologySpreadConstraints": objects.spread({SLICE: name, ROLE: role}),
+        "containers": [_engine(snapshot, role, model)],
+        "volumes": [
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "cache", "emptyDir": {}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
+            *model.volumes,
+        ],
+    }
+    if spec.lmcache is not None:
+        pod["initContainers"] = [_server(snapshot, spec.lmcache, name)]
+    ours = {"metadata": {"labels": labels, "annotations": dict(smg.ENGINE_ANNOTATIONS)}, "spec": pod}
+    return merge(ours, spec.roles[role].template)
+
+
+def deployment(snapshot: Snapshot, role: Role, revision: str, replicas: int, template: Mapping[str, Any]) -> objects.Manifest:
+    """Deployment of a role. Within its slice a role rolls by itself when only its own pods changed (class B)."""
+    name = slice_name(snapshot.name, revision)
+    rollout = snapshot.spec.rollout
+    strategy: dict[str, Any] = {"type": "Recreate"}
+    if rollout.type == "RollingUpdate":
+        strategy = {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
+        }
+    labels = slice_labels(snapshot.name, "engine", name, revision) | {ROLE: role}
+    body = {
+        "replicas": replicas,
+        "selector": {"matchLabels": {DEPLOYMENT: snapshot.name, SLICE: name, REVISION: revision, ROLE: role}},
+        "strategy": strategy,
+        "progressDeadlineSeconds": rollout.progress_deadline_seconds,
+        "revisionHistoryLimit": 2,
+        "template": dict(template),
+    }
+    return objects.manifest("apps/v1", "Deployment", snapshot, workload(name, role), labels, spec=body)
+
+
+def _engine(snapshot: Snapshot, role: Role, model: Model) -> dict[str, Any]:
+    spec, mine = snapshot.spec, snapshot.spec.roles[role]
+    owned, defaults = vllm.environment()
+    arguments = vllm.arguments(
+        model.path,
+        spec.model.name or snapshot.name,
+        role,
+        spec.handoff,
+        spec.lmcache,
+        mine.parallelism,
+        spec.rollout.drain_timeout,
+        [*spec.engine.args, *mine.args],
+    )
+    return objects.container(
+        "engine",
+        snapshot.images["engine"],
+        snapshot,
+        command=list(vllm.COMMAND),
+        args=arguments,
+        env=merge_env(owned, defaults, _env(spec.engine.env), _env(mine.env)),
+        ports=[
+            {"name": "http", "containerPort": vllm.PORT, "protocol": "TCP"},
+            {"name": "nixl-side", "containerPort": vllm.SIDE_CHANNEL_PORT, "protocol": "TCP"},
+        ],
+        resources=mine.resources.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        lifecycle={"preStop": {"sleep": {"seconds": vllm.PRE_STOP}}},
+        volumeMounts=[
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "cache", "mountPath": "/cache"},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            *model.mounts,
+        ],
+        **vllm.probes(),
+    )
+
+
+def _server(snapshot: Snapshot, spec: LMCacheSpec, slice_: str) -> dict[str, Any]:
+    owned, defaults = lmcache.environment(spec)
+    ports = [{"name": "lmc-http", "containerPort": lmcache.HTTP_PORT, "protocol": "TCP"}]
+    if spec.p2p.enabled:
+        ports.append({"name": "lmc-data", "containerPort": lmcache.DATA_PORT, "protocol": "TCP"})
+        ports.append({"name": "lmc-p2p", "containerPort": lmcache.P2P_PORT, "protocol": "TCP"})
+    return objects.container(
+        "lmcache",
+        snapshot.images["lmcache"],
+        snapshot,
+        restartPolicy="Always",  # a native sidecar: up before the engine, down after it
+        command=list(lmcache.COMMAND),
+        args=lmcache.server_arguments(spec, f"http://{slice_}-coordinator:{lmcache.COORDINATOR_PORT}"),
+        env=merge_env(owned, defaults),
+        ports=ports,
+        resources=lmcache.resources(spec, SHARED_MEMORY),
+        volumeMounts=[{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}],
+        **lmcache.probes(spec),
+    )
+
+
+def _env(env: list[EnvVar]) -> list[dict[str, Any]]:
+    return [var.model_dump(by_alias=True, exclude_none=True) for var in env]

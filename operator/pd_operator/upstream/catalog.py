@@ -1,0 +1,71 @@
+"""The programs of one PDDeployment: which modules speak for them, and what their versions rule out together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from pd_operator.api.types import PDDeploymentSpec
+from pd_operator.core.capabilities import Program, Refusal, Upstream
+from pd_operator.upstream import lmcache, smg, vllm, vllm_router
+
+
+class Router(Protocol):
+    """What a router's module offers."""
+
+    @property
+    def TESTED(self) -> str: ...
+
+    @property
+    def COMMAND(self) -> list[str]: ...
+
+    @property
+    def PORT(self) -> int: ...
+
+    @property
+    def METRICS_PORT(self) -> int: ...
+
+    @property
+    def PRE_STOP(self) -> int: ...
+
+    @property
+    def GRACE_PERIOD(self) -> int: ...
+
+    def program(self, version: str) -> Program: ...
+
+    def arguments(
+        self, namespace: str, prefill: Mapping[str, str], decode: Mapping[str, str], engine_port: int, user: Sequence[str]
+    ) -> list[str]: ...
+
+    def probes(self) -> dict[str, Any]: ...
+
+    def environment(self, engine_api_key: Mapping[str, Any] | None) -> list[dict[str, Any]]: ...
+
+
+ROUTERS: Final[Mapping[str, Router]] = {"smg": smg, "vllm-router": vllm_router}
+ENGINES: Final = ("vllm",)
+
+
+def router(spec: PDDeploymentSpec) -> Router:
+    """The router's module; smg for a type that is not built yet (such a spec is refused before anything is rendered)."""
+    return ROUTERS.get(spec.router.type, smg)
+
+
+def router_version(spec: PDDeploymentSpec) -> str:
+    """The router's version: the user's, else the tested one."""
+    return spec.router.version or router(spec).TESTED
+
+
+def upstream(spec: PDDeploymentSpec) -> Upstream:
+    """Programs and version refusals of a spec."""
+    refusals: list[Refusal] = []
+    if spec.engine.type in ENGINES:
+        refusals += vllm.refusals(spec.engine.version, spec.handoff, spec.lmcache)
+    if spec.lmcache is not None:
+        refusals += lmcache.refusals(spec.lmcache)
+    return Upstream(
+        engine=vllm.program(spec.engine.version),
+        router=router(spec).program(router_version(spec)),
+        lmcache=lmcache.program(spec.lmcache.version) if spec.lmcache else None,
+        refusals=tuple(refusals),
+    )

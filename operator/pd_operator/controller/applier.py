@@ -1,0 +1,123 @@
+"""Applying manifests: a write only where the world differs (invariant I2), and never over an object that is not ours (I7)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pd_operator.core.names import APPLIED_HASH
+from pd_operator.core.observed import ChildFact
+from pd_operator.core.prune import Deletion
+from pd_operator.kube import facts
+from pd_operator.kube.client import KubeClient
+from pd_operator.kube.errors import Conflict
+from pd_operator.kube.store import Store
+
+Manifest = dict[str, Any]
+EXPECTATION = 30.0  # seconds that a store may lag behind our own write, as KubeRay's scale expectations
+CONCURRENCY = 16  # writes of one reconcile at once
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the server answered to our last write of an object."""
+
+    deployment: str  # name of the PDDeployment
+    uid: str
+    hash: str
+    digest: str
+    version: int
+    at: float  # time.monotonic()
+
+
+class Applier:
+    """Remembers its own writes, so that an unchanged object costs nothing and a changed one is seen.
+
+    After a restart it remembers nothing: each child is then applied once, which changes nothing on the server.
+    """
+
+    def __init__(self, client: KubeClient, store: Store[ChildFact]) -> None:
+        self._client = client
+        self._store = store
+        self._written: dict[tuple[str, str, str], Written] = {}
+        self._limit = asyncio.Semaphore(CONCURRENCY)
+
+    async def foreign(self, manifests: Iterable[Manifest]) -> list[tuple[str, str, dict[str, Any]]]:
+        """(kind, name, controller owner or {}) of objects that have our names and another owner, or none.
+
+        Only objects that neither the store nor we know are looked up; the store holds our labels only.
+        """
+        unknown = [m for m in manifests if self._fact(m) is None and _key(m) not in self._written]
+        found = await asyncio.gather(*(self._owner_if_foreign(m) for m in unknown))
+        return [item for item in found if item is not None]
+
+    async def apply(self, manifests: Iterable[Manifest]) -> int:
+        """Apply one stage; returns the number of writes.
+
+        Raises:
+            kube.errors.ApiError: a write was refused; the other writes of the stage are finished first.
+        """
+        wanted = [m for m in manifests if self._differs(m)]
+        results = await asyncio.gather(*(self._write(m) for m in wanted), return_exceptions=True)
+        failed = [r for r in results if isinstance(r, BaseException)]
+        if failed:
+            raise failed[0]
+        return len(wanted)
+
+    async def delete(self, namespace: str, deletions: Iterable[Deletion]) -> int:
+        """Delete in order; returns how many went."""
+        gone = 0
+        for deletion in deletions:
+            self._written.pop((deletion.kind, namespace, deletion.name), None)
+            gone += await self._client.delete(deletion.kind, namespace, deletion.name, uid=deletion.uid)
+        return gone
+
+    def forget(self, namespace: str, deployment: str) -> None:
+        """Drop what is remembered of a PDDeployment that is gone."""
+        for key in [k for k, w in self._written.items() if k[1] == namespace and w.deployment == deployment]:
+            del self._written[key]
+
+    def _fact(self, manifest: Manifest) -> ChildFact | None:
+        return self._store.get(*_key(manifest))
+
+    def _differs(self, manifest: Manifest) -> bool:
+        fact, written = self._fact(manifest), self._written.get(_key(manifest))
+        if written is None or written.hash != manifest["metadata"]["annotations"][APPLIED_HASH]:
+            return True
+        if fact is None or int(fact.resource_version or 0) < written.version:
+            return time.monotonic() - written.at > EXPECTATION  # the watch has not shown our write yet
+        return fact.uid != written.uid or fact.digest != written.digest
+
+    async def _write(self, manifest: Manifest) -> None:
+        async with self._limit:
+            # A PDPool's first number must not belong to our apply, or a later apply without it would remove it.
+            if manifest["kind"] == "PDPool" and "replicas" in manifest["spec"]:
+                try:
+                    answer = await self._client.create(manifest)
+                except Conflict:  # made before a crash, or the watch is behind: its number stays
+                    body = {k: v for k, v in manifest["spec"].items() if k != "replicas"}
+                    answer = await self._client.apply({**manifest, "spec": body})
+            else:
+                answer = await self._client.apply(manifest)
+        fact = facts.child(manifest["kind"], answer)
+        owner, version = manifest["metadata"]["ownerReferences"][0]["name"], int(fact.resource_version)
+        self._written[_key(manifest)] = Written(owner, fact.uid, fact.applied_hash, fact.digest, version, time.monotonic())
+
+    async def _owner_if_foreign(self, manifest: Manifest) -> tuple[str, str, dict[str, Any]] | None:
+        kind, namespace, name = _key(manifest)
+        async with self._limit:
+            found = await self._client.exists(kind, namespace, name)
+        if found is None:
+            return None
+        owners = [o for o in found["metadata"].get("ownerReferences", []) if o.get("controller")]
+        mine = manifest["metadata"]["ownerReferences"][0]["uid"]
+        if any(o["uid"] == mine for o in owners):
+            return None
+        return kind, name, owners[0] if owners else {}
+
+
+def _key(manifest: Manifest) -> tuple[str, str, str]:
+    return manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]

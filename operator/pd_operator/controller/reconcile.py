@@ -1,0 +1,233 @@
+"""The shell of one reconcile: live GET -> Snapshot -> Plan -> apply -> status. Decisions are made in `core`, not here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from pd_operator.api.conditions import Reason, Type
+from pd_operator.api.types import API_VERSION, PDDeploymentSpec
+from pd_operator.controller.applier import Applier
+from pd_operator.core.capabilities import Refusal
+from pd_operator.core.compatibility import invalid
+from pd_operator.core.names import ROLES, Role, pool
+from pd_operator.core.observed import ChildFact
+from pd_operator.core.plan import Plan, make_plan
+from pd_operator.core.prune import prune
+from pd_operator.core.references import references
+from pd_operator.core.result import Done, Result, Terminal, Waiting
+from pd_operator.core.snapshot import Install, Reference, Snapshot, StoredRevision
+from pd_operator.core.status import build_pool_status, build_status, refused_status
+from pd_operator.core.transitions import transitions
+from pd_operator.kube.client import KubeClient
+from pd_operator.kube.events import EventRecorder
+from pd_operator.kube.store import Stores
+from pd_operator.render.bundle import Bundle, render
+from pd_operator.settings import Settings
+from pd_operator.upstream import catalog
+
+RECHECK = 15.0  # seconds until a missing reference or a conflicting object is looked at again
+SAFETY = 60.0  # seconds; events bring us back earlier
+LEFTOVERS = 2.0  # seconds; garbage collection of a deleted object of the same name
+WAITING_REASONS = frozenset({Reason.MISSING_REFERENCE, Reason.NAME_CONFLICT})
+
+logger = logging.getLogger(__name__)
+Object = dict[str, Any]
+
+
+class Reconciler:
+    """Brings one PDDeployment to what its spec asks for."""
+
+    def __init__(self, client: KubeClient, stores: Stores, settings: Settings, recorder: EventRecorder) -> None:
+        self._client = client
+        self._stores = stores
+        self._settings = settings
+        self._recorder = recorder
+        self._applier = Applier(client, stores.children)
+        self._pool_status: dict[tuple[str, str, Role], tuple[str, Object]] = {}  # (uid of the PDPool, what we wrote last)
+        self._server_version: tuple[int, int] | None = None
+        self._install = Install(settings.install, settings.namespace, settings.pull_policy, settings.monitoring_namespace)
+
+    async def reconcile(self, key: tuple[str, str]) -> Result:
+        """One pass for the key (namespace, name).
+
+        Raises:
+            kube.errors.ApiError, aiohttp.ClientError, TimeoutError: the caller backs off and tries again.
+        """
+        namespace, name = key
+        obj = await self._client.get("PDDeployment", namespace, name)
+        if obj is None or "deletionTimestamp" in obj["metadata"]:
+            self._forget(namespace, name)
+            return Done()  # children go by their owner references; there is no finalizer (invariant I1)
+        other = obj.get("status", {}).get("controller", "")
+        if other and other != self._install.name:
+            return await self._managed_by_other(obj, other)
+        try:
+            spec = PDDeploymentSpec.model_validate(obj["spec"])
+        except ValidationError as exc:
+            return await self._refuse_unreadable(obj, invalid(exc))
+        return await self._pass(obj, await self._snapshot(obj, spec))
+
+    async def _pass(self, obj: Object, snapshot: Snapshot) -> Result:
+        plan = make_plan(snapshot)
+        if plan.refusal is None:
+            bundle = render(snapshot, plan)
+            plan = replace(plan, renderer_changed=bundle.renderer_changed)
+            foreign = await self._applier.foreign(m for stage in bundle.stages for m in stage)
+            leftovers = [f for f in foreign if f[2].get("kind") == "PDDeployment" and f[2].get("name") == snapshot.name]
+            if leftovers:
+                kind, name, _ = leftovers[0]
+                return Waiting(f"{kind} {name} of a deleted PDDeployment of the same name is still being removed", LEFTOVERS)
+            if foreign:
+                snapshot = replace(
+                    snapshot, conflicts=tuple(f"{kind} {name}" for kind, name, _ in sorted(foreign, key=lambda f: f[:2]))
+                )
+                plan = make_plan(snapshot)
+            else:
+                await self._apply(snapshot, plan, bundle)
+        status = await self._write_status(obj, build_status(snapshot, plan))
+        if plan.refusal is None:
+            await self._write_pools(snapshot, plan)
+        return _result(plan, status)
+
+    async def _apply(self, snapshot: Snapshot, plan: Plan, bundle: Bundle) -> None:
+        """Writes in an order from which a crash after any of them leads to the same end (invariant I9)."""
+        writes = 0
+        for stage in bundle.stages:
+            writes += await self._applier.apply(stage)
+        for role, mine in plan.pools.items():
+            if mine.scale:
+                await self._client.scale("PDPool", snapshot.namespace, pool(snapshot.name, role), mine.number)
+                writes += 1
+        deletions = prune(snapshot, plan, bundle.keys)
+        gone = await self._applier.delete(snapshot.namespace, deletions)
+        if writes or gone:
+            logger.info("applied %d objects, deleted %d", writes, gone)
+        for deletion in deletions:
+            logger.info("deleted %s %s: %s", deletion.kind, deletion.name, deletion.reason)
+
+    async def _snapshot(self, obj: Object, spec: PDDeploymentSpec) -> Snapshot:
+        metadata = obj["metadata"]
+        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        children = tuple(c for c in self._stores.children.by_owner(namespace, name) if c.owner_uid == uid)
+        if self._server_version is None:
+            self._server_version = await self._client.server_version()
+        return Snapshot(
+            namespace=namespace,
+            name=name,
+            uid=uid,
+            generation=metadata["generation"],
+            spec=spec,
+            now=datetime.now(UTC),
+            upstream=catalog.upstream(spec),
+            images=self._images(spec),
+            status=obj.get("status", {}),
+            children=children,
+            pods=tuple(self._stores.pods.by_owner(namespace, name)),
+            revisions=_revisions(children),
+            missing=await self._missing(namespace, spec),
+            install=self._install,
+            server_version=self._server_version,
+        )
+
+    def _images(self, spec: PDDeploymentSpec) -> dict[str, str]:
+        """The user's image, else the install's table; LMCache also runs from the engine's image, which holds the same version."""
+        table = self._settings
+        engine = spec.engine.image or table.image(spec.engine.type, spec.engine.version)
+        router = spec.router.image or table.image(spec.router.type, catalog.router_version(spec))
+        server = (spec.lmcache.image or table.image("lmcache", spec.lmcache.version) or engine) if spec.lmcache else ""
+        return {"engine": engine, "router": router, "lmcache": server}
+
+    async def _missing(self, namespace: str, spec: PDDeploymentSpec) -> tuple[Reference, ...]:
+        wanted = references(spec)
+        found = await asyncio.gather(*(self._client.exists(r.kind, namespace, r.name) for r in wanted))
+        return tuple(r for r, exists in zip(wanted, found, strict=True) if exists is None)
+
+    async def _write_status(self, obj: Object, status: Object) -> Object:
+        """Apply the status when it differs, and record events for conditions that turned."""
+        previous = obj.get("status", {})
+        if any(previous.get(key) != value for key, value in status.items()):
+            await self._client.apply_status(_reference(obj) | {"status": status})
+        for event in transitions(previous.get("conditions", []), status["conditions"]):
+            await self._recorder.event(obj, event.type, event.reason, event.note)
+        return status
+
+    async def _write_pools(self, snapshot: Snapshot, plan: Plan) -> None:
+        for role in ROLES:
+            child = snapshot.child("PDPool", pool(snapshot.name, role))
+            if child is not None:
+                await self._write_pool(snapshot, plan, role, child)
+
+    async def _write_pool(self, snapshot: Snapshot, plan: Plan, role: Role, child: ChildFact) -> None:
+        key = (snapshot.namespace, snapshot.name, role)
+        uid, previous = self._pool_status.get(key, ("", {}))
+        if uid != child.uid:
+            live = await self._client.get("PDPool", snapshot.namespace, child.name)
+            if live is None:
+                return  # its deletion event brings us back, and it is made again
+            previous = live.get("status", {})
+        status = build_pool_status(snapshot, plan, role, previous, child.generation)
+        if status != {k: previous.get(k) for k in status}:
+            metadata = {"name": child.name, "namespace": snapshot.namespace, "uid": child.uid}
+            await self._client.apply_status({"apiVersion": API_VERSION, "kind": "PDPool", "metadata": metadata, "status": status})
+        self._pool_status[key] = (child.uid, status)
+
+    def _forget(self, namespace: str, name: str) -> None:
+        self._applier.forget(namespace, name)
+        for role in ROLES:
+            self._pool_status.pop((namespace, name, role), None)
+
+    async def _refuse_unreadable(self, obj: Object, refusal: Refusal) -> Result:
+        metadata = obj["metadata"]
+        status = refused_status(obj.get("status", {}), refusal, metadata["generation"], self._install.name, datetime.now(UTC))
+        await self._write_status(obj, status)
+        return Terminal(refusal.message)
+
+    async def _managed_by_other(self, obj: Object, other: str) -> Result:
+        """Another install owns it: say so once, write nothing, or both would write its status in turn."""
+        note = f"status.controller is {other}, this install is {self._install.name}; let one install watch this namespace"
+        await self._recorder.event(obj, "Warning", Reason.MANAGED_BY_OTHER.value, note)
+        return Terminal(note)
+
+
+def _result(plan: Plan, status: Mapping[str, Any]) -> Result:
+    if plan.refusal is not None:
+        if plan.refusal.reason in WAITING_REASONS:
+            return Waiting(plan.refusal.message, RECHECK)
+        return Terminal(plan.refusal.message)
+    ready = next(c for c in status["conditions"] if c["type"] == Type.READY.value)
+    if ready["status"] == "True" and plan.rollout.reason is Reason.UPDATED:
+        return Done()
+    return Waiting(f"{ready['reason']}: {ready['message']}", SAFETY)
+
+
+def _reference(obj: Object) -> Object:
+    """Enough of an object to apply its status; the uid keeps us from writing to a namesake."""
+    metadata = {key: obj["metadata"][key] for key in ("name", "namespace", "uid")}
+    return {"apiVersion": API_VERSION, "kind": "PDDeployment", "metadata": metadata}
+
+
+def _revisions(children: tuple[ChildFact, ...]) -> tuple[StoredRevision, ...]:
+    found = []
+    for child in children:
+        if child.kind == "ControllerRevision" and child.data:
+            stored = json.loads(child.data)
+            data = stored["data"] or {}
+            found.append(
+                StoredRevision(
+                    child.name,
+                    int(stored["revision"]),
+                    data.get("pairing", ""),
+                    data.get("roles", {}),
+                    data.get("templates", {}),
+                    data.get("spec", {}),
+                )
+            )
+    return tuple(sorted(found, key=lambda r: r.number))

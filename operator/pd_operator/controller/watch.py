@@ -1,0 +1,193 @@
+"""Where keys come from: kopf's event stream for our two kinds, our own reflectors for everything that we create.
+
+kopf is used for exactly one thing, `on.event`, and its handlers only enqueue a key. Every other kind of handler writes to
+the user's object (finalizers, annotations) or keeps state that a gap in the watch leaves wrong:
+
+* `kopf.index` start-up is quadratic in the number of objects, and its entries survive deletions during a 410 gap;
+* timers, daemons and delete handlers add finalizers, create and update handlers annotations;
+* events of one object are not coalesced any more (kopf#844), and a failed event handler is not retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import kopf
+
+from pd_operator.core.names import DEPLOYMENT, MANAGED_SELECTOR
+from pd_operator.kube.client import KubeClient
+from pd_operator.kube.facts import ChildDecoder, PodDecoder
+from pd_operator.kube.kinds import KINDS
+from pd_operator.kube.reflector import Reflector, Timing
+from pd_operator.kube.store import Owner, Stores, owner_of
+
+OUR_KINDS = ("PDDeployment", "PDPool")
+CHILD_KINDS = (
+    "PDPool",
+    "Deployment",
+    "ControllerRevision",
+    "Service",
+    "ServiceAccount",
+    "Role",
+    "RoleBinding",
+    "PodDisruptionBudget",
+    "NetworkPolicy",
+)
+Enqueue = Callable[[Owner], None]
+Namespaces = Sequence[str | None]  # (None,) = cluster-wide
+
+logger = logging.getLogger(__name__)
+
+
+def child_reflectors(
+    client: KubeClient, stores: Stores, namespaces: Namespaces, enqueue: Enqueue, timing: Timing | None = None
+) -> list[Reflector[Any]]:
+    """One reflector per kind that we create, and per watched namespace; each change enqueues the owner's key."""
+
+    def changed(old: Any, new: Any) -> None:
+        for owner in {owner_of(fact) for fact in (old, new) if fact is not None}:
+            if owner is not None:
+                enqueue(owner)
+
+    made: list[Reflector[Any]] = []
+    for namespace in namespaces:
+        for kind in CHILD_KINDS:
+            made.append(
+                Reflector(client, kind, namespace, MANAGED_SELECTOR, ChildDecoder(kind), stores.children, changed, timing=timing)
+            )
+        made.append(Reflector(client, "Pod", namespace, MANAGED_SELECTOR, PodDecoder(), stores.pods, changed, timing=timing))
+    return made
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """kopf as a pure event source: no events posted, no peering, no scanning, bounded requests."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = 290
+    settings.watching.connect_timeout = 10
+    settings.watching.inactivity_timeout = 70  # above the 60 s between two bookmarks
+    settings.watching.reconnect_backoff = 1.0  # the default of 0.1 hammers a failing server
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 5
+    settings.networking.error_backoffs = (0.5, 1, 2, 4, 8)
+    settings.networking.enforce_retry_after = True
+    settings.queueing.idle_timeout = 2
+    settings.queueing.exit_timeout = 2
+    settings.queueing.worker_limit = None  # a limit deadlocks with more objects than workers (kopf#1243)
+    settings.execution.max_workers = 4
+    settings.persistence.finalizer = "pdserve.dev/never-used"
+    settings.process.ultimate_exiting_timeout = 25  # below the 30 s that kubelet gives
+    return settings
+
+
+@dataclass(slots=True)
+class _Stream:
+    response: aiohttp.ClientResponse
+    received: int
+    heard_at: float
+
+
+@dataclass(slots=True)
+class EventStreams:
+    """kopf's watches, seen from their bytes: kopf itself tells nobody that a stream is silent."""
+
+    namespaces: Namespaces
+    opened: asyncio.Event = field(default_factory=asyncio.Event)  # set once each stream was opened
+    _streams: dict[str, _Stream] = field(default_factory=dict)
+
+    def expected(self) -> set[str]:
+        """Names of the streams that must exist."""
+        return {_name(kind, namespace) for kind in OUR_KINDS for namespace in self.namespaces}
+
+    def missing(self) -> set[str]:
+        """Streams that were never opened."""
+        return self.expected() - set(self._streams)
+
+    def note(self, request: aiohttp.ClientRequest, response: aiohttp.ClientResponse) -> None:
+        """Remember a watch that was opened; the session calls this for every response."""
+        if response.status != 200 or request.url.query.get("watch") != "true":
+            return
+        for kind in OUR_KINDS:
+            for namespace in self.namespaces:
+                if request.url.path.endswith(KINDS[kind].path(namespace)):
+                    known = self._streams.get(_name(kind, namespace))
+                    # An opened stream proves nothing: a proxy may swallow all that comes after.
+                    heard_at = known.heard_at if known else time.monotonic()
+                    self._streams[_name(kind, namespace)] = _Stream(response, 0, heard_at)
+        if not self.missing():
+            self.opened.set()
+
+    def sample(self) -> None:
+        """Look which streams received bytes since the last look; call it about every second."""
+        for stream in self._streams.values():
+            received = stream.response.content.total_bytes
+            if received != stream.received:
+                stream.received = received
+                stream.heard_at = time.monotonic()
+
+    def ages(self) -> dict[str, float]:
+        """Seconds since each stream last received a byte."""
+        now = time.monotonic()
+        return {name: now - stream.heard_at for name, stream in self._streams.items()}
+
+
+def _name(kind: str, namespace: str | None) -> str:
+    return f"{kind} (kopf)" if namespace is None else f"{kind}/{namespace} (kopf)"
+
+
+def event_registry(client: KubeClient, streams: EventStreams, stores: Stores, enqueue: Enqueue) -> kopf.OperatorRegistry:
+    """The only handlers that we give to kopf: a login and two event handlers that enqueue."""
+    registry = kopf.OperatorRegistry()
+    deployment, pool = KINDS["PDDeployment"], KINDS["PDPool"]
+
+    @kopf.on.login(registry=registry, retries=5, backoff=1.0)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        return kopf.AiohttpSession(server=client.host, aiohttp_session=await client.new_session(streams.note))
+
+    @kopf.on.event(deployment.group, deployment.version, deployment.plural, registry=registry)
+    async def deployment_changed(type: str | None, namespace: str | None, name: str, **_: Any) -> None:
+        key = (namespace or "", name)
+        if type == "DELETED":
+            stores.deployments.discard(key)
+        else:
+            stores.deployments.add(key)
+        enqueue(key)
+
+    @kopf.on.event(pool.group, pool.version, pool.plural, registry=registry)
+    async def pool_changed(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
+        owner = labels.get(DEPLOYMENT)
+        if owner:
+            enqueue((namespace or "", owner))
+
+    return registry
+
+
+async def run_kopf(
+    registry: kopf.OperatorRegistry, namespaces: Namespaces, stop: asyncio.Event, spawned: Callable[[], None]
+) -> None:
+    """Run kopf in this event loop until `stop` is set or one of its streams ends for good (then it raises or returns).
+
+    When it ends, kopf cancels every task that was started after it: start our own before, and stop them before.
+
+    Args:
+        spawned: called once kopf has installed its signal handlers, to install ours instead.
+    """
+    ours = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
+        registry=registry,
+        settings=kopf_settings(),
+        standalone=True,
+        clusterwide=namespaces[0] is None,
+        namespaces=[namespace for namespace in namespaces if namespace is not None],
+        stop_flag=stop,
+    )
+    spawned()
+    await kopf.run_tasks(tasks, ignored=ours)

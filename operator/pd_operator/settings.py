@@ -1,0 +1,145 @@
+"""Settings of one install: from a mounted YAML file (PD_CONFIG), each field overridden by an environment variable PD_*.
+
+Names are camelCase in the file (`httpPort`) and upper snake case in the environment (`PD_HTTP_PORT`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.alias_generators import to_camel
+
+CONFIG = "PD_CONFIG"
+NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+
+
+class SettingsError(Exception):
+    """A setting is wrong; the message names each field, where it was set and what is accepted."""
+
+
+class Settings(BaseModel):
+    """All settings; the defaults suit a run outside the cluster."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+    install: str = Field(
+        default="pd-operator", pattern=NAME, max_length=63, description="Name of this install; stands in status.controller."
+    )
+    namespace: str = Field(default="pd-operator", pattern=NAME, max_length=63, description="Namespace the operator runs in.")
+    identity: str = Field(
+        default_factory=socket.gethostname, min_length=1, max_length=128, description="Name of this process: the pod's name."
+    )
+    watch_namespaces: tuple[str, ...] = Field(
+        default=(), max_length=100, description="Namespaces to serve; empty = the whole cluster. Above 20, cluster-wide is cheaper."
+    )
+    images: dict[str, str] = Field(
+        default_factory=dict, description="Component (vllm, lmcache, smg, ...) -> image; {version} is replaced by its version."
+    )
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        default="IfNotPresent", description="imagePullPolicy of all pods that the operator creates."
+    )
+    monitoring_namespace: str = Field(
+        default="monitoring", pattern=NAME, max_length=63, description="Namespace whose pods may scrape LMCache's HTTP port."
+    )
+    lease_name: str = Field(default="pd-operator", pattern=NAME, max_length=63, description="Lease that elects the leader.")
+    lease_namespace: str = Field(default="", max_length=63, description="Namespace of the Lease; empty = `namespace`.")
+    http_host: str = Field(default="0.0.0.0", min_length=1, description="Address of /healthz, /readyz and /metrics.")
+    http_port: int = Field(default=8080, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0 = any free one.")
+    workers: int = Field(default=8, ge=1, le=64, description="Reconciles that run at once.")
+    resync_seconds: float = Field(
+        default=600.0, ge=1, le=86400, description="Every object is reconciled at least this often, +-20 %."
+    )
+    reconcile_timeout_seconds: float = Field(default=120.0, ge=1, le=600, description="A reconcile that takes longer is an error.")
+    drain_seconds: float = Field(
+        default=6.0, ge=0, le=20, description="After SIGTERM, running reconciles may take this long to finish."
+    )
+    max_loop_lag_seconds: float = Field(default=5.0, gt=0, description="/healthz fails while the event loop is later than this.")
+    max_stream_age_seconds: float = Field(
+        default=180.0, ge=90, description="/readyz fails when a watch was silent for longer; the server speaks every 60 s."
+    )
+    max_key_age_seconds: float = Field(default=120.0, gt=0, description="/readyz fails when a key waits for a worker longer.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="Least severe level logged.")
+
+    @field_validator("images")
+    @classmethod
+    def _check_images(cls, images: dict[str, str]) -> dict[str, str]:
+        for component, template in images.items():
+            try:
+                image = template.format(version="0")
+            except (KeyError, IndexError, ValueError) as exc:
+                raise ValueError(f"{component}: only {{version}} is replaced, got {template!r}") from exc
+            if not image or any(ch.isspace() for ch in image):
+                raise ValueError(f"{component}: an image reference is required, got {template!r}")
+        return images
+
+    @field_validator("watch_namespaces")
+    @classmethod
+    def _check_namespaces(cls, namespaces: tuple[str, ...]) -> tuple[str, ...]:
+        for name in namespaces:
+            if not name or name != name.lower() or not name.replace("-", "").isalnum():
+                raise ValueError(f"{name!r} is not the name of a namespace (patterns are not accepted)")
+        return tuple(dict.fromkeys(namespaces))
+
+    @property
+    def namespaces(self) -> tuple[str | None, ...]:
+        """What to list and watch: the named namespaces, or (None,) for the whole cluster."""
+        return self.watch_namespaces or (None,)
+
+    def image(self, component: str, version: str) -> str:
+        """The image of a component at a version, or "" when the table has no entry."""
+        template = self.images.get(component, "")
+        return template.format(version=version) if template else ""
+
+
+def load(environ: Mapping[str, str], path: str | None = None) -> Settings:
+    """Read the file named by `path` or PD_CONFIG, then the environment.
+
+    Raises:
+        SettingsError: the file cannot be read, or fields are wrong or unknown.
+    """
+    path = path or environ.get(CONFIG) or None
+    values = _read(path) if path else {}
+    origin = dict.fromkeys(values, path or "")
+    for name, field in Settings.model_fields.items():
+        variable = f"PD_{name.upper()}"
+        if variable in environ:
+            alias = field.alias or name
+            values[alias] = _parse(name, variable, environ[variable])
+            origin[alias] = f"environment variable {variable}"
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as exc:
+        raise SettingsError("; ".join(_explain(error, origin) for error in exc.errors())) from exc
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError) as exc:
+        raise SettingsError(f"{path}: cannot be read as YAML: {exc}") from exc
+    if not isinstance(loaded, dict):
+        raise SettingsError(f"{path}: a mapping of settings is required, got {type(loaded).__name__}")
+    return {str(key): value for key, value in loaded.items()}
+
+
+def _parse(name: str, variable: str, text: str) -> Any:
+    if name == "watch_namespaces":
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if name == "images":
+        try:
+            return yaml.safe_load(text) or {}
+        except yaml.YAMLError as exc:
+            raise SettingsError(f"environment variable {variable}: a YAML or JSON mapping is required: {exc}") from exc
+    return text
+
+
+def _explain(error: Mapping[str, Any], origin: Mapping[str, str]) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    source = origin.get(str(error["loc"][0]), "") if error["loc"] else ""
+    value = f", got {error['input']!r}" if error["type"] != "value_error" else ""
+    return f"{where}{f' ({source})' if source else ''}: {error['msg']}{value}"

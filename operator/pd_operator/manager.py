@@ -170,7 +170,7 @@ class Manager:
         )
 
     def _start(self, client: KubeClient) -> None:
-        """Start everything that must run for ever; kopf last, because it cancels younger tasks when it ends."""
+        """Start everything that must run for ever."""
         for reflector in self.reflectors:
             self._spawn(f"watch of {reflector.name}", reflector.run())
         self._lease_task = self._spawn("lease", self.elector.run())

@@ -69,7 +69,7 @@ class _Walk:
             node.pop("additionalProperties", None)  # extra="forbid" says false: what every structural object does anyway
         elif node.get("type") == "object":
             values = node.pop("additionalProperties", True)
-            node.update({PRESERVE: True} if values is True else {"additionalProperties": self.node(values, f"{path}[*]")})
+            node.update({PRESERVE: True} if values is True else {"additionalProperties": self._item(values, f"{path}[*]")})
         if "items" in node:
             node["items"] = self._item(node["items"], f"{path}[*]")
         if node.get("type") == "integer":

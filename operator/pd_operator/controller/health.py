@@ -77,8 +77,8 @@ class Health:
             OSError: the address is taken.
         """
         app = web.Application()
-        app.router.add_get("/healthz", lambda _: self._probe(self._live))
-        app.router.add_get("/readyz", lambda _: self._probe([*self._live, *self._ready]))
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -91,7 +91,14 @@ class Health:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _probe(self, checks: list[Check]) -> web.Response:
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return self._answer(self._live)
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return self._answer([*self._live, *self._ready])
+
+    @staticmethod
+    def _answer(checks: list[Check]) -> web.Response:
         problems = [asdict(problem) for check in checks for problem in check()]
         body = {"status": "failing" if problems else "ok", "problems": problems}
         return web.Response(text=json.dumps(body) + "\n", content_type="application/json", status=503 if problems else 200)

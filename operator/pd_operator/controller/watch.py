@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import aiohttp
 import kopf
@@ -148,11 +150,11 @@ def event_registry(client: KubeClient, streams: EventStreams, stores: Stores, en
     registry = kopf.OperatorRegistry()
     deployment, pool = KINDS["PDDeployment"], KINDS["PDPool"]
 
-    @kopf.on.login(registry=registry, retries=5, backoff=1.0)
+    @kopf.on.login(id="login", registry=registry, retries=5, backoff=1.0)
     async def login(**_: Any) -> kopf.AiohttpSession:
         return kopf.AiohttpSession(server=client.host, aiohttp_session=await client.new_session(streams.note))
 
-    @kopf.on.event(deployment.group, deployment.version, deployment.plural, registry=registry)
+    @kopf.on.event(deployment.group, deployment.version, deployment.plural, id="deployment", registry=registry)
     async def deployment_changed(type: str | None, namespace: str | None, name: str, **_: Any) -> None:
         key = (namespace or "", name)
         if type == "DELETED":
@@ -161,7 +163,7 @@ def event_registry(client: KubeClient, streams: EventStreams, stores: Stores, en
             stores.deployments.add(key)
         enqueue(key)
 
-    @kopf.on.event(pool.group, pool.version, pool.plural, registry=registry)
+    @kopf.on.event(pool.group, pool.version, pool.plural, id="pool", registry=registry)
     async def pool_changed(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
         owner = labels.get(DEPLOYMENT)
         if owner:
@@ -170,17 +172,50 @@ def event_registry(client: KubeClient, streams: EventStreams, stores: Stores, en
     return registry
 
 
+_in_kopf: ContextVar[bool] = ContextVar("pd_in_kopf", default=False)
+
+
+class _NotKopf(Collection[asyncio.Task[Any]]):
+    """All tasks of the event loop but those that kopf started, directly or not.
+
+    When kopf ends, it waits for and then cancels every task but the ones it is told to ignore, and it takes a fixed set of
+    them. Ours come and go (a worker, a connection to /metrics), so tasks are told apart by the context they were born in.
+    """
+
+    def __init__(self) -> None:
+        self._kopf: WeakSet[asyncio.Task[Any]] = WeakSet()
+        loop = asyncio.get_running_loop()
+
+        def factory(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **kwargs: Any) -> asyncio.Task[Any]:
+            task = asyncio.Task(coro, loop=loop, **kwargs)
+            if _in_kopf.get():
+                self._kopf.add(task)
+            return task
+
+        loop.set_task_factory(factory)  # type: ignore[arg-type]
+
+    def __contains__(self, task: object) -> bool:
+        return task not in self._kopf
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter([task for task in asyncio.all_tasks() if task in self])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 async def run_kopf(
     registry: kopf.OperatorRegistry, namespaces: Namespaces, stop: asyncio.Event, spawned: Callable[[], None]
 ) -> None:
     """Run kopf in this event loop until `stop` is set or one of its streams ends for good (then it raises or returns).
 
-    When it ends, kopf cancels every task that was started after it: start our own before, and stop them before.
+    Run it in a task of its own.
 
     Args:
         spawned: called once kopf has installed its signal handlers, to install ours instead.
     """
-    ours = asyncio.all_tasks()
+    ours = _NotKopf()
+    _in_kopf.set(True)
     tasks = await kopf.spawn_tasks(
         registry=registry,
         settings=kopf_settings(),

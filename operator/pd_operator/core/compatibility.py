@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from pydantic import ValidationError
 
 from pd_operator.api.conditions import Reason
-from pd_operator.api.types import EnvVar, PDDeploymentSpec
+from pd_operator.api.types import SECRET_NAME, EnvVar, PDDeploymentSpec
 from pd_operator.core.capabilities import Program, Refusal, Upstream
-from pd_operator.core.names import MANAGED_BY
+from pd_operator.core.names import COMPONENT, LLMD_ROLE, MANAGED_BY
 from pd_operator.core.snapshot import Reference
 
-OCI_SINCE = (1, 33)  # image volumes are on by default from Kubernetes 1.33 (KEP-4639)
+OCI_SINCE = (1, 35)  # image volumes are on by default since (kubernetes.io: feature gate ImageVolume; off in the beta of 1.33)
+OWNED_METADATA = frozenset({MANAGED_BY, COMPONENT, LLMD_ROLE, "smg.ai/kv-connector"})  # and whatever begins with pdserve.dev/
+SECRET_REMEDY = "a name that ends in TOKEN, KEY, PASSWORD or SECRET takes no literal value; use valueFrom.secretKeyRef"
 OWNED_CONTAINER_FIELDS = ("image", "command", "args", "lifecycle")
 OWNED_POD_FIELDS = ("restartPolicy", "terminationGracePeriodSeconds", "enableServiceLinks")
+# Lists that are merged with ours -> what each item needs. A null would remove ours, the owned entries too.
+POD_LISTS = {"containers": "name", "initContainers": "name", "volumes": "name", "imagePullSecrets": "name", "tolerations": ""}
+CONTAINER_LISTS = {"env": "name", "volumeMounts": "mountPath", "ports": "", "envFrom": ""}
 MAIN_CONTAINERS = {"prefill": ("engine", "lmcache"), "decode": ("engine", "lmcache"), "router": ("router",)}
 
 
@@ -45,7 +51,8 @@ def invalid(error: ValidationError) -> Refusal:
     first = error.errors(include_url=False)[0]
     field = ".".join(["spec", *(str(part) for part in first["loc"])])
     value = first.get("input")
-    shown = str(value)[:80] if isinstance(value, str | int | float | bool) else ""
+    secret = {"args", "env", "template"} & set(first["loc"])  # may hold one, so it is not shown (invariant I10)
+    shown = str(value)[:80] if isinstance(value, str | int | float | bool) and not secret else ""
     return Refusal(Reason.INVALID_SPEC, field, shown, str(first["msg"]))
 
 
@@ -85,7 +92,7 @@ def _not_implemented(spec: PDDeploymentSpec) -> Iterator[Refusal]:
 def _model(spec: PDDeploymentSpec, server_version: tuple[int, int]) -> Iterator[Refusal]:
     if spec.model.uri.startswith("oci://") and server_version < OCI_SINCE:
         have = ".".join(map(str, server_version))
-        accepted = f"oci:// needs image volumes, Kubernetes 1.33 or later (this one is {have}); use hf://, pvc:// or a path"
+        accepted = f"oci:// needs image volumes, Kubernetes 1.35 or later (this one is {have}); use hf://, pvc:// or a path"
         yield Refusal(Reason.UNSUPPORTED_VERSION, "spec.model.uri", spec.model.uri, accepted)
 
 
@@ -104,35 +111,43 @@ def _owned(spec: PDDeploymentSpec, upstream: Upstream) -> Iterator[Refusal]:
     for name, role in spec.roles.items():
         yield from _flags(f"spec.{name}.args", role.args, upstream.engine)
         yield from _env(f"spec.{name}.env", role.env, upstream.engine)
-        yield from _template(f"spec.{name}.template", role.template, MAIN_CONTAINERS[name], upstream)
+        main = MAIN_CONTAINERS[name] if upstream.lmcache else MAIN_CONTAINERS[name][:1]
+        yield from _template(f"spec.{name}.template", role.template, main, upstream)
     yield from _flags("spec.router.args", spec.router.args, upstream.router)
     yield from _template("spec.router.template", spec.router.template, MAIN_CONTAINERS["router"], upstream)
 
 
 def _flags(field: str, args: Sequence[str], program: Program) -> Iterator[Refusal]:
-    """Owned flags in every spelling: with =, with underscores, dotted, abbreviated (argparse takes unique prefixes)."""
+    """Owned flags in every spelling: with =, with underscores, dotted, negated, abbreviated. Only the flag is ever shown."""
+    forbidden = dict(program.forbidden_flags)
     for arg in args:
         if not arg.startswith("-") or arg.lstrip("-")[:1].isdigit():
             continue
         flag = arg.split("=", 1)[0].split(".", 1)[0]
         flag = flag.replace("_", "-") if flag.startswith("--") else flag
-        for forbidden, accepted in program.forbidden_flags:
-            if flag == forbidden:
-                yield Refusal(Reason.INVALID_SPEC, field, flag, accepted)
-        owned = flag if flag in program.owned_flags else _abbreviated(flag, program.owned_flags)
-        if owned:
-            yield Refusal(Reason.INVALID_SPEC, field, flag, f"{owned} is set by the operator; remove it")
+        meant = _meant(flag, {*forbidden, *program.owned_flags})
+        if meant in forbidden:
+            yield Refusal(Reason.INVALID_SPEC, field, flag, forbidden[meant])
+        elif meant:
+            yield Refusal(Reason.INVALID_SPEC, field, flag, f"{meant} is set by the operator; remove it")
 
 
-def _abbreviated(flag: str, owned: Iterable[str]) -> str:
-    """The owned flag that a prefix of at least 10 characters means (`--kv-transfer`)."""
-    return next((o for o in sorted(owned) if len(flag) >= 10 and o.startswith(flag)), "")
+def _meant(flag: str, known: Set[str]) -> str:
+    """The known flag that a spelling means: argparse takes `--no-x` for a switch and every unique prefix (`--kv-t`)."""
+    if flag in known:
+        return flag
+    whole = f"--{flag.removeprefix('--no-')}" if flag.startswith("--no-") else flag
+    if whole in known:
+        return whole
+    return next((k for k in sorted(known) if len(flag) > 2 and flag.startswith("--") and k.startswith(flag)), "")
 
 
 def _env(field: str, env: Iterable[EnvVar], program: Program) -> Iterator[Refusal]:
     for var in env:
         if var.name in program.owned_env:
             yield Refusal(Reason.INVALID_SPEC, field, var.name, f"{var.name} is set by the operator; remove it")
+        if var.value is not None and re.search(SECRET_NAME, var.name):
+            yield Refusal(Reason.INVALID_SPEC, field, var.name, SECRET_REMEDY)
 
 
 def _template(field: str, template: Mapping[str, Any], main: tuple[str, ...], upstream: Upstream) -> Iterator[Refusal]:
@@ -143,23 +158,45 @@ def _template(field: str, template: Mapping[str, Any], main: tuple[str, ...], up
     if not isinstance(metadata, Mapping) or not isinstance(pod, Mapping):
         yield Refusal(Reason.INVALID_SPEC, field, "", "metadata and spec are objects, as in a PodTemplateSpec")
         return
-    for key in metadata.get("labels") or {}:
-        if key == MANAGED_BY or key.startswith("pdserve.dev/") or key == "app.kubernetes.io/component":
-            yield Refusal(Reason.INVALID_SPEC, f"{field}.metadata.labels", key, "this label is set by the operator; remove it")
+    for kind in ("labels", "annotations"):
+        yield from _metadata(f"{field}.metadata.{kind}", metadata.get(kind, {}))
     for key in OWNED_POD_FIELDS:
         if key in pod:
             yield Refusal(Reason.INVALID_SPEC, f"{field}.spec.{key}", str(pod[key]), "set by the operator; remove it")
-    for kind in ("containers", "initContainers"):
-        yield from _containers(f"{field}.spec.{kind}", pod.get(kind) or [], main, upstream)
+    malformed = list(_lists(f"{field}.spec", pod, POD_LISTS))
+    yield from malformed
+    if not malformed:
+        for kind in ("containers", "initContainers"):
+            yield from _containers(f"{field}.spec.{kind}", pod.get(kind, []), main, upstream)
 
 
-def _containers(field: str, containers: Any, main: tuple[str, ...], upstream: Upstream) -> Iterator[Refusal]:
-    if not isinstance(containers, list) or not all(isinstance(c, Mapping) and c.get("name") for c in containers):
-        yield Refusal(Reason.INVALID_SPEC, field, "", "a list of containers, each with a name")
+def _metadata(field: str, values: Any) -> Iterator[Refusal]:
+    if not isinstance(values, Mapping):
+        yield Refusal(Reason.INVALID_SPEC, field, "", "an object of names and values")
         return
+    for key in values:
+        if key in OWNED_METADATA or str(key).startswith("pdserve.dev/"):
+            yield Refusal(Reason.INVALID_SPEC, field, str(key), "set by the operator; remove it")
+
+
+def _lists(field: str, value: Mapping[str, Any], lists: Mapping[str, str]) -> Iterator[Refusal]:
+    for key, name in lists.items():
+        items = value.get(key, [])
+        if not isinstance(items, list) or not all(isinstance(i, Mapping) and (not name or i.get(name)) for i in items):
+            yield Refusal(Reason.INVALID_SPEC, f"{field}.{key}", "", f"a list of objects{f', each with {name}' if name else ''}")
+
+
+def _containers(
+    field: str, containers: Sequence[Mapping[str, Any]], main: tuple[str, ...], upstream: Upstream
+) -> Iterator[Refusal]:
     for container in containers:
         name = str(container["name"])
         here = f"{field}[{name}]"
+        malformed = list(_lists(here, container, CONTAINER_LISTS))
+        yield from malformed
+        for var in [] if malformed else container.get("env", []):
+            if var.get("value") is not None and re.search(SECRET_NAME, str(var["name"])):
+                yield Refusal(Reason.INVALID_SPEC, f"{here}.env", str(var["name"]), SECRET_REMEDY)
         if name not in main:
             if not container.get("image"):
                 yield Refusal(
@@ -173,11 +210,9 @@ def _containers(field: str, containers: Any, main: tuple[str, ...], upstream: Up
                 yield Refusal(Reason.INVALID_SPEC, f"{here}.{key}", "", f"set by the operator; use {_instead(name, key)}")
         program = {"engine": upstream.engine, "lmcache": upstream.lmcache, "router": upstream.router}[name]
         owned = program.owned_env if program else frozenset()
-        for var in container.get("env") or []:
-            if isinstance(var, Mapping) and var.get("name") in owned:
-                yield Refusal(
-                    Reason.INVALID_SPEC, f"{here}.env", str(var["name"]), f"{var['name']} is set by the operator; remove it"
-                )
+        for var in [] if malformed else container.get("env", []):
+            if var["name"] in owned:
+                yield Refusal(Reason.INVALID_SPEC, f"{here}.env", var["name"], f"{var['name']} is set by the operator; remove it")
 
 
 def _instead(name: str, key: str) -> str:

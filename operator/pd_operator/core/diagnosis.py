@@ -96,7 +96,8 @@ def _starting(waiting: Sequence[PodFact]) -> Cause | None:
         return None
     pod = waiting[0]
     current = _container(pod, lambda c: not c.ready)
-    step = f"container {current.name} is starting" if current and pod.scheduled else "no node yet"
+    step = f"container {current.name} is starting" if current else "its containers are being made"
+    step = step if pod.scheduled else "no node yet"
     restarted = f", restarted {current.restarts} times" if current and current.restarts else ""
     return Reason.STARTING, f"pod {pod.name}: {step}{restarted}"
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pd_operator.api.conditions import Reason
 from pd_operator.core.capabilities import Refusal
 from pd_operator.core.compatibility import review
-from pd_operator.core.names import ROLES, Role, pool
+from pd_operator.core.names import ROLES, Role, controller_revision, pool
 from pd_operator.core.revision import pairing_hash, pods_hash
-from pd_operator.core.rollout import RolloutPlan, SlicePlan, plan_rollout
+from pd_operator.core.rollout import RolloutPlan, SlicePlan, hold, plan_rollout
 from pd_operator.core.snapshot import Snapshot
 
 HISTORY = 5  # ControllerRevisions kept beyond those in use, as spec.revisionHistoryLimit of other workloads has 10
@@ -39,6 +39,7 @@ class Plan:
     pools: Mapping[Role, PoolPlan]
     kept_revisions: frozenset[str]  # names of ControllerRevisions
     renderer_changed: bool = False  # filled in once the templates were rendered
+    pending: bool = False  # likewise: a Deployment is written in this pass, so what is observed is of the spec before
 
     @property
     def target(self) -> SlicePlan | None:
@@ -59,7 +60,7 @@ def make_plan(snapshot: Snapshot) -> Plan:
         )
         for conflict in snapshot.conflicts
     ]
-    rollout = plan_rollout(snapshot, revision)
+    rollout = hold(snapshot, refusals[0].reason) if refusals else plan_rollout(snapshot, revision)
     return Plan(
         revision=revision,
         pods=pods,
@@ -67,7 +68,7 @@ def make_plan(snapshot: Snapshot) -> Plan:
         more_refusals=max(0, len(refusals) - 1),
         rollout=rollout,
         pools={role: _pool(snapshot, role) for role in ROLES},
-        kept_revisions=_kept(snapshot, revision, rollout),
+        kept_revisions=_kept(snapshot, revision, pods, rollout),
     )
 
 
@@ -82,9 +83,11 @@ def _pool(snapshot: Snapshot, role: Role) -> PoolPlan:
     return PoolPlan(role, wanted, desired, create=existing is None, scale=existing is not None and existing.replicas != wanted)
 
 
-def _kept(snapshot: Snapshot, revision: str, rollout: RolloutPlan) -> frozenset[str]:
-    """Revisions in use, and the newest few of the others."""
-    used = {revision, *(s.revision for s in rollout.slices)}
-    in_use = {r.name for r in snapshot.revisions if r.pairing in used}
-    rest = sorted((r for r in snapshot.revisions if r.name not in in_use), key=lambda r: r.number, reverse=True)
-    return frozenset(in_use | {r.name for r in rest[:HISTORY]})
+def _kept(snapshot: Snapshot, revision: str, pods: str, rollout: RolloutPlan) -> frozenset[str]:
+    """The revision that the spec names, the newest of each slice, and the newest few of the others."""
+    newest = sorted(snapshot.revisions, key=lambda r: (r.number, r.name), reverse=True)
+    in_use = {controller_revision(snapshot.name, revision, pods)}
+    for pairing in {revision, *(s.revision for s in rollout.slices)}:
+        in_use |= {r.name for r in [r for r in newest if r.pairing == pairing][:1]}
+    rest = [r.name for r in newest if r.name not in in_use]
+    return frozenset({*in_use, *rest[:HISTORY]})

@@ -65,6 +65,11 @@ def _volume(field: str, volume: Mapping[str, Any]) -> Iterator[Reference]:
         source = _dict(volume.get(key))
         if source.get(name_key) and not source.get("optional"):
             yield Reference(kind, str(source[name_key]), f"{field}.{key}")
+    for source in _dicts(_dict(volume.get("projected")).get("sources")):
+        for key, kind in (("secret", "Secret"), ("configMap", "ConfigMap")):
+            part = _dict(source.get(key))
+            if part.get("name") and not part.get("optional"):
+                yield Reference(kind, str(part["name"]), f"{field}.projected.{key}")
 
 
 def _dict(value: Any) -> Mapping[str, Any]:

@@ -2,14 +2,15 @@
 
     new slice dark -> ready -> its routers take the front label -> they are all ready -> old routers go -> old engines go
 
-Where both do not fit the old slice goes first; with `Recreate` always. A router only sees the engines of its own slice,
-so at no step do a prefill and a decode of two revisions serve one request.
+Where both do not fit the old slice goes first; with `Recreate` always. A third revision waits until nothing is left of the
+second. A router only sees the engines of its own slice, so at no step do a prefill and a decode of two revisions serve one
+request.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from pd_operator.api.conditions import Reason
 from pd_operator.api.scalars import quantity
 from pd_operator.core import diagnosis
-from pd_operator.core.names import FRONT, ROLES, slice_name
+from pd_operator.core.names import FRONT, ROLES, SLICE, slice_name
 from pd_operator.core.observed import ChildFact
 from pd_operator.core.snapshot import ROUTER, Snapshot
 
@@ -60,36 +61,53 @@ def plan_rollout(snapshot: Snapshot, revision: str) -> RolloutPlan:
     if not old:
         front = SlicePlan(name, revision, State.SERVING, front=True)
         return RolloutPlan((front,), *_own_progress(snapshot, name, target))
+    gone = tuple(_remove(snapshot, s) for s in old)
+    if snapshot.spec.suspend:  # no slice can get ready now, so none waits for another
+        return RolloutPlan((SlicePlan(name, revision, State.SERVING, front=True), *gone), *_own_progress(snapshot, name, target))
     if snapshot.spec.rollout.type == "Recreate":
-        gone = tuple(_remove(snapshot, s) for s in old)
-        return RolloutPlan(gone, Reason.ROLLING_OUT, f"Recreate: {', '.join(old)} ends before {name} starts")
+        kept = (SlicePlan(name, revision, State.DARK, front=True),) if target else ()  # what was begun before is not thrown away
+        return RolloutPlan((*kept, *gone), Reason.ROLLING_OUT, f"Recreate: {', '.join(old)} ends before {name} starts")
     return _replace(snapshot, name, revision, target, old)
+
+
+def hold(snapshot: Snapshot, reason: Reason) -> RolloutPlan:
+    """The slices as they are, for a spec that is refused: nothing is made and nothing ends."""
+    slices = []
+    for name, parts in snapshot.deployments().items():
+        front = has_front(parts.get(ROUTER))
+        slices.append(SlicePlan(name, snapshot.revision_of(name), State.SERVING if front else State.DARK, front=front))
+    return RolloutPlan(tuple(slices), reason, "nothing is changed until the spec is accepted")
 
 
 def _replace(
     snapshot: Snapshot, name: str, revision: str, target: Mapping[str, ChildFact], old: Mapping[str, Mapping[str, ChildFact]]
 ) -> RolloutPlan:
-    serving = [s for s, d in old.items() if has_front(d.get(ROUTER))]
+    serving = _stays({s: d for s, d in old.items() if has_front(d.get(ROUTER))})
     others = tuple(_remove(snapshot, s) for s in old if s not in serving)
     fronted = has_front(target.get(ROUTER))
     if fronted and complete(target):
         slices = (SlicePlan(name, revision, State.SERVING, front=True), *(_remove(snapshot, s) for s in serving), *others)
         return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} serves; ending {', '.join(old)}")
-    if not serving and not others:
-        return RolloutPlan((SlicePlan(name, revision, State.SERVING, front=True),), Reason.ROLLING_OUT, f"{name} takes over")
     keep = tuple(SlicePlan(s, snapshot.revision_of(s), State.SERVING, front=True) for s in serving)
     if complete(target) or fronted:
         slices = (SlicePlan(name, revision, State.DARK, front=True), *keep, *others)
         return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} is ready; its routers join the front door")
+    ending = _ending(snapshot, {name, *serving})
+    if ending and not target:
+        message = f"{', '.join(ending)} ends before {name} starts; {', '.join(serving) or 'nothing'} serves"
+        return RolloutPlan((*keep, *others), Reason.ROLLING_OUT, message)
     missing = _missing(snapshot, name)
-    if missing and _frees(snapshot, missing, serving or list(old)):
+    if missing and not ending and _frees(snapshot, missing, serving):
         slices = (SlicePlan(name, revision, State.DARK), *(_remove(snapshot, s) for s in serving), *others)
         message = f"{name} does not fit beside {', '.join(old)} ({missing}); the old slice ends first"
         return RolloutPlan(slices, Reason.NO_CAPACITY_FOR_PAIR, message)
-    cause = _trouble(snapshot, name)
     front = not serving  # nobody serves: do not wait in the dark
     slices = (SlicePlan(name, revision, State.DARK, front=front), *keep, *others)
-    return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} is starting{cause}; {', '.join(serving) or 'nothing'} serves")
+    serves = f"{', '.join(serving) or 'nothing'} serves"
+    if missing:
+        ways = f"{', '.join(ending)} is still ending" if ending else "free or add them, or set rollout.type: Recreate"
+        return RolloutPlan(slices, Reason.NO_CAPACITY_FOR_PAIR, f"{name} finds no room ({missing}): {ways}; {serves}")
+    return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} is starting{_trouble(snapshot, name)}; {serves}")
 
 
 def has_front(router: ChildFact | None) -> bool:
@@ -115,6 +133,19 @@ def _remove(snapshot: Snapshot, slice_: str) -> SlicePlan:
     """Routers first: they finish their streams against engines that still run; engines when no router pod is left."""
     routers_left = bool(snapshot.pods_of(slice_, ROUTER)) or ROUTER in snapshot.deployments().get(slice_, {})
     return SlicePlan(slice_, snapshot.revision_of(slice_), State.REMOVING, keep_routers=False, keep_engines=routers_left)
+
+
+def _stays(serving: Mapping[str, Mapping[str, ChildFact]]) -> list[str]:
+    """Old slices that go on serving: a whole one if there is one, since two serve only while the second was taking over."""
+    whole = [s for s, parts in serving.items() if complete(parts)]
+    return whole[:1] or list(serving)
+
+
+def _ending(snapshot: Snapshot, staying: Set[str]) -> list[str]:
+    """Slices of which something is left, pods without a Deployment included: they hold room until they are gone."""
+    pods = (p for p in snapshot.pods if p.phase not in ("Succeeded", "Failed"))
+    left = {*snapshot.deployments(), *(p.labels.get(SLICE, "") for p in pods)}
+    return sorted(left - staying - {""})
 
 
 def _own_progress(snapshot: Snapshot, name: str, target: Mapping[str, ChildFact]) -> tuple[Reason, str]:
@@ -146,12 +177,12 @@ def _frees(snapshot: Snapshot, missing: str, slices: list[str]) -> bool:
 
 def requested(template: Mapping[str, Any], resource: str) -> float:
     """What one pod of a template requests of a resource, native sidecars included."""
-    spec = template.get("spec", {})
+    spec = template.get("spec") or {}
     total = 0.0
-    for container in [*spec.get("containers", []), *spec.get("initContainers", [])]:
-        resources = container.get("resources", {})
-        value = resources.get("requests", {}).get(resource, resources.get("limits", {}).get(resource, 0))
-        total += float(quantity(value))
+    for container in [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]:
+        resources = container.get("resources") or {}
+        requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
+        total += float(quantity(requests.get(resource, limits.get(resource)) or 0))
     return total
 
 

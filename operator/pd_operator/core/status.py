@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -10,10 +11,10 @@ from pd_operator.api.conditions import Condition, PoolType, Reason, Type, merge
 from pd_operator.api.scalars import quantity
 from pd_operator.core import diagnosis
 from pd_operator.core.capabilities import Refusal
-from pd_operator.core.names import DEPLOYMENT, ROLE, ROLES, Role
+from pd_operator.core.names import DEPLOYMENT, FRONT, ROLE, ROLES, Role
 from pd_operator.core.observed import ChildFact, PodFact, WorkloadFact
 from pd_operator.core.plan import Plan
-from pd_operator.core.rollout import SlicePlan, State, has_front
+from pd_operator.core.rollout import SlicePlan, State
 from pd_operator.core.snapshot import ROUTER, Snapshot
 
 NO_WORKLOAD = WorkloadFact()
@@ -21,6 +22,8 @@ NO_WORKLOAD = WorkloadFact()
 
 def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
     """Status of the PDDeployment, complete: it is applied whole."""
+    if plan.pending and plan.rollout.reason is Reason.UPDATED:  # what was observed is of the spec before
+        plan = replace(plan, rollout=replace(plan.rollout, reason=Reason.ROLLING_OUT, message="a change was just applied"))
     conditions = _conditions(snapshot, plan)
     serving = _serving(snapshot, plan)
     return {
@@ -58,9 +61,9 @@ def build_pool_status(snapshot: Snapshot, plan: Plan, role: Role, previous: Mapp
 
 def _conditions(snapshot: Snapshot, plan: Plan) -> list[Condition]:
     focus = _serving(snapshot, plan) or plan.target
-    found = [_accepted(plan), _placed(snapshot, plan)]
+    found = [_accepted(plan), _placed(snapshot, plan, focus)]
     found += [_role_ready(snapshot, plan, focus, role) for role in ROLES]
-    found.append(_router_ready(snapshot, focus))
+    found.append(_router_ready(snapshot, plan, focus))
     found.append(
         Condition(Type.HANDOFF_VERIFIED, "Unknown", Reason.NOT_YET_RUN, "no evidence has been taken; Ready does not wait for it")
     )
@@ -84,10 +87,15 @@ def _accepted(plan: Plan) -> Condition:
     return Condition(Type.ACCEPTED, "False", plan.refusal.reason, plan.refusal.message + more)
 
 
-def _placed(snapshot: Snapshot, plan: Plan) -> Condition:
+def _making(plan: Plan, what: str) -> str:
+    """What happens where no pod is seen yet."""
+    return f"{what} are being made" if plan.refusal is None else "nothing is made until the spec is accepted"
+
+
+def _placed(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None) -> Condition:
     if snapshot.spec.suspend:
         return Condition(Type.PLACED, "False", Reason.SUSPENDED, "spec.suspend is true")
-    target = plan.target
+    target = plan.target or focus
     pods = [p for role in ROLES for p in snapshot.pods_of(target.name, role) if not p.deleting] if target else []
     message = diagnosis.unschedulable(pods)
     if message:
@@ -95,7 +103,7 @@ def _placed(snapshot: Snapshot, plan: Plan) -> Condition:
     if diagnosis.gated(pods):
         return Condition(Type.PLACED, "False", Reason.GATED, "a scheduling gate holds an engine pod")
     if not pods or not all(p.scheduled for p in pods):
-        return Condition(Type.PLACED, "Unknown", Reason.STARTING, "engine pods are being made")
+        return Condition(Type.PLACED, "Unknown", Reason.STARTING, _making(plan, "engine pods"))
     nodes = sorted({p.node for p in pods})
     return Condition(Type.PLACED, "True", Reason.BOUND, f"{len(pods)} engine pods on {len(nodes)} nodes")
 
@@ -110,10 +118,10 @@ def _role_ready(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None, role: R
     needed = max(1, desired - desired // 4)  # rollout.maxUnavailable of 25 % may be missing at any time
     if ready >= needed:
         return Condition(type_, "True", Reason.READY, f"{ready} of {desired} ready")
-    return _not_ready(type_, pods, f"{ready} of {desired} ready")
+    return _not_ready(plan, type_, pods, f"{ready} of {desired} ready")
 
 
-def _router_ready(snapshot: Snapshot, focus: SlicePlan | None) -> Condition:
+def _router_ready(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None) -> Condition:
     """True when a router is ready, and its own readiness asks for a healthy prefill and a healthy decode."""
     wanted = snapshot.spec.router.replicas
     ready = _workload(snapshot, focus, ROUTER).ready
@@ -129,13 +137,13 @@ def _router_ready(snapshot: Snapshot, focus: SlicePlan | None) -> Condition:
             Reason.NOT_DISCOVERED,
             "the router runs and sees no healthy prefill or no healthy decode yet",
         )
-    return _not_ready(Type.ROUTER_READY, pods, f"{ready} of {wanted} ready")
+    return _not_ready(plan, Type.ROUTER_READY, pods, f"{ready} of {wanted} ready")
 
 
-def _not_ready(type_: Type, pods: Sequence[PodFact], count: str) -> Condition:
+def _not_ready(plan: Plan, type_: Type, pods: Sequence[PodFact], count: str) -> Condition:
     cause = diagnosis.diagnose(pods)
     if cause is None:
-        return Condition(type_, "False", Reason.STARTING, f"{count}; pods are being made")
+        return Condition(type_, "False", Reason.STARTING, f"{count}; {_making(plan, 'pods')}")
     return Condition(type_, "False", cause[0], f"{count}; {cause[1]}")
 
 
@@ -215,8 +223,10 @@ def _serving(snapshot: Snapshot, plan: Plan) -> SlicePlan | None:
 
 
 def _is_serving(snapshot: Snapshot, slice_: SlicePlan) -> bool:
-    router = _deployment(snapshot, slice_, ROUTER)
-    return slice_.state is not State.REMOVING and has_front(router) and _workload(snapshot, slice_, ROUTER).ready > 0
+    """Whether the front door leads to it: a ready router pod with the front label. A count of the Deployment would include pods
+    from before the flip, which the front Service does not select."""
+    routers = snapshot.pods_of(slice_.name, ROUTER)
+    return slice_.state is not State.REMOVING and any(p.ready and not p.deleting and FRONT in p.labels for p in routers)
 
 
 def _deployment(snapshot: Snapshot, slice_: SlicePlan | None, role: str) -> ChildFact | None:
@@ -236,8 +246,9 @@ def refused_status(previous: Mapping[str, Any], refusal: Refusal, generation: in
     """Status of an object whose spec cannot be read: everything else stays as it was."""
     accepted = Condition(Type.ACCEPTED, "False", refusal.reason, refusal.message)
     ready = Condition(Type.READY, "False", refusal.reason, f"Accepted: {refusal.message}")
+    reconciling = Condition(Type.RECONCILING, "False", Reason.AS_EXPECTED)
     stalled = Condition(Type.STALLED, "True", refusal.reason, refusal.message)
-    turned = merge(previous.get("conditions", []), [accepted, ready, stalled], generation, now)
+    turned = merge(previous.get("conditions", []), [accepted, ready, reconciling, stalled], generation, now)
     kept = [c for c in previous.get("conditions", []) if c["type"] not in {t["type"] for t in turned}]
     conditions = sorted([*kept, *turned], key=lambda c: str(c["type"]))
     return {**previous, "observedGeneration": generation, "controller": install, "conditions": conditions}

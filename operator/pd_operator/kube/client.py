@@ -238,7 +238,7 @@ class KubeClient:
             try:
                 for _ in range(MAX_PAGES):
                     page = json.loads(await self.list_page(kind, namespace, selector, token, accept=accept))
-                    items.extend(page["items"])
+                    items.extend(page["items"] or ())  # a metadata-only list of nothing says null
                     token = page["metadata"].get("continue", "")
                     if not token:
                         return items

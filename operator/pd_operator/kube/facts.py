@@ -128,7 +128,7 @@ class _Pod(_Slim):
 
 class _PodPage(_Slim):
     metadata: _Meta = _Meta()
-    items: list[_Pod] | None = None
+    items: list[_Pod] | None  # required: a body without it is no list, and must not pass for an empty one
 
 
 class _PodEvent(_Slim):
@@ -210,7 +210,7 @@ class ChildDecoder:
         """See Decoder."""
         page = json.loads(raw)
         return Page(
-            page["metadata"].get("resourceVersion", ""),
+            page["metadata"]["resourceVersion"],
             page["metadata"].get("continue", ""),
             [(self._key(obj), child(self._kind, obj)) for obj in page["items"] or ()],
         )

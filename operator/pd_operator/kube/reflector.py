@@ -139,6 +139,8 @@ class Reflector(Generic[T]):
                 break
         else:
             raise ReflectorFailed(f"{self.name}: a list of more than {MAX_PAGES} pages")
+        if not page.version:
+            raise ValueError("a list without a resourceVersion")
         self._version = page.version
         self._heard_at = time.monotonic()
         changes = self._store.replace(self._scope, items)

@@ -1,0 +1,173 @@
+"""Real vLLM, LMCache and NIXL under the operator, on real nodes: the answer is right, and counters prove how it came about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from cluster import images
+from cluster.handle import Cluster
+from demo import stack
+from served import Served
+from traffic.load import connections
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
+
+CHUNK = 64  # tokens; docs/examples/chat-vllm-cpu.yaml
+BLOCK = 32
+TOKENS = 48
+READY_LIMIT_S = 900.0
+RECEIVED = 'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}'
+LOCAL = 'vllm:prompt_tokens_by_source_total{source="local_compute"}'
+BYTES = "vllm:nixl_bytes_transferred_sum"
+PROMPTS = (
+    "prefill decode cache block token router engine server request stream answer system " * 12,
+    "the quick brown fox jumps over the lazy dog kubernetes pod node service volume probe " * 12,
+)
+
+
+@pytest.fixture(scope="module")
+def real_served(install: Cluster) -> Iterator[Served]:
+    """One stack for all tests of this file: engines of the example, in a namespace that allows hostPath."""
+    images.load(install, "real")
+    namespace = "real"
+    install.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    handle = Served(install, namespace)
+    install.apply(_example(), namespace=namespace)
+    handle.ready(READY_LIMIT_S)
+    yield handle
+    install.kubectl("delete", "pdd", "--all", "-n", namespace, "--timeout=60s", timeout=70)
+    install.kubectl("delete", "namespace", namespace, "--timeout=180s", timeout=190)
+
+
+def _example(**changes: Any) -> dict[str, Any]:
+    document = stack.example(stack.ENGINES["vllm"])
+    document["spec"]["engine"]["image"] = images.REAL.name
+    document["spec"]["lmcache"]["image"] = images.REAL.name
+    for path, value in changes.items():
+        target = document["spec"]
+        *parents, last = path.split("__")
+        for part in parents:
+            target = target.setdefault(part, {})
+        target[last] = value
+    return document
+
+
+async def _ask(url: str, prompt: str) -> dict[str, Any]:
+    """One answer at temperature 0 with its token ids; complete, or the test fails."""
+    body = {
+        "model": "chat",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    async with (
+        connections() as session,
+        session.post(f"{url}/v1/chat/completions", json=body, timeout=aiohttp.ClientTimeout(total=180)) as response,
+    ):
+        assert response.status == 200, await response.text()
+        answer: dict[str, Any] = await response.json()
+    choice = answer["choices"][0]
+    assert (choice["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", TOKENS), answer
+    return {"ids": choice["token_ids"], "text": choice["message"]["content"], "prompt_tokens": answer["usage"]["prompt_tokens"]}
+
+
+@pytest.fixture(scope="module")
+def unified(real_served: Served) -> Iterator[str]:
+    """Address of one engine that does prefill and decode by itself: the same image, model and flags, no connector."""
+    pod = real_served.pods("prefill")[0]
+    engine = next(c for c in pod["spec"]["containers"] if c["name"] == "engine")
+    args = list(engine["args"])
+    at = args.index("--kv-transfer-config")
+    del args[at : at + 2]
+    kept = ("image", "imagePullPolicy", "command", "env", "ports", "resources", "securityContext", "volumeMounts", "readinessProbe")
+    container = {"name": "engine", "args": args, **{k: engine[k] for k in kept if k in engine}}
+    container["volumeMounts"] = [m for m in container["volumeMounts"] if not m["mountPath"].startswith("/var/run/secrets")]
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "unified"},
+        "spec": {
+            "containers": [container],
+            "volumes": [v for v in pod["spec"]["volumes"] if not v["name"].startswith("kube-api-access")],
+            "securityContext": pod["spec"]["securityContext"],
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 5,
+        },
+    }
+    real_served.cluster.apply(manifest, namespace=real_served.namespace)
+    real_served.cluster.kubectl(
+        "wait", "--for=condition=Ready", "pod/unified", "-n", real_served.namespace, "--timeout=600s", timeout=610
+    )
+    address = real_served.cluster.kubectl("get", "pod", "unified", "-n", real_served.namespace, "-o", "jsonpath={.status.podIP}")
+    yield f"http://{address.strip()}:8000"
+    real_served.cluster.kubectl("delete", "pod", "unified", "-n", real_served.namespace, "--timeout=60s", timeout=70)
+
+
+async def _check_answers(served: Served, unified: str, salt: str) -> None:
+    """Handoff, offload and equality for two prompts."""
+    answers = []
+    for prompt in PROMPTS:
+        text = f"{salt} {prompt}"
+        before = {m: served.total("decode", m) for m in (BYTES, RECEIVED, LOCAL)}
+        objects = served.objects("prefill")
+        got = await _ask(served.load().url, text)
+        after = {m: served.total("decode", m) for m in (BYTES, RECEIVED, LOCAL)}
+        assert after[BYTES] > before[BYTES]
+        assert after[RECEIVED] - before[RECEIVED] == got["prompt_tokens"]
+        assert after[LOCAL] == before[LOCAL], "decode recomputed a prompt"
+        stored = served.until("stored objects", lambda o=objects: served.objects("prefill") - o, limit=30)
+        assert stored == got["prompt_tokens"] // CHUNK
+        alone = await _ask(unified, text)
+        assert got["ids"] == alone["ids"]
+        assert len(set(got["ids"])) >= 20, got["ids"]
+        answers.append(got["ids"])
+    assert answers[0] != answers[1]
+
+
+async def test_answers_through_smg_are_those_of_one_engine(real_served: Served, unified: str) -> None:
+    await _check_answers(real_served, unified, "smg")
+
+
+async def test_answers_through_vllm_router_are_those_of_one_engine(real_served: Served, unified: str) -> None:
+    """The router is a live field: its pods change, the engines' do not."""
+    engines = {pod["metadata"]["uid"] for role in ("prefill", "decode") for pod in real_served.pods(role)}
+    real_served.cluster.apply(_example(router__type="vllm-router"), namespace=real_served.namespace)
+    real_served.until("only vllm-router pods", lambda: _routers(real_served) == {"vllm-router"}, 240)
+    real_served.ready(READY_LIMIT_S)
+    await _check_answers(real_served, unified, "vllm-router")
+    assert engines == {pod["metadata"]["uid"] for role in ("prefill", "decode") for pod in real_served.pods(role)}
+
+
+def test_servers_of_one_slice_find_each_other_with_p2p(real_served: Served) -> None:
+    real_served.cluster.apply(_example(lmcache__p2p={"enabled": True}), namespace=real_served.namespace)
+    real_served.until(
+        "the new slice alone", lambda: len(real_served.object()["status"].get("slices", [])) == 1 and _p2p(real_served), 900
+    )
+    real_served.ready(READY_LIMIT_S)
+    for role in ("prefill", "decode"):
+        status = real_served.until(
+            f"{role} registered", lambda r=role: (s := _status(real_served, r))["p2p_state"] == "registered" and s, 60
+        )
+        assert status["p2p_peer_count"] == 1, status
+
+
+def _routers(served: Served) -> set[str]:
+    return {pod["spec"]["containers"][0]["command"][0] for pod in served.pods("router")}
+
+
+def _p2p(served: Served) -> bool:
+    pods = served.pods("prefill")
+    return bool(pods) and "--coordinator-url" in pods[0]["spec"]["initContainers"][0]["args"]
+
+
+def _status(served: Served, role: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(served.metrics(served.pods(role)[0], 8080, "status"))
+    return found

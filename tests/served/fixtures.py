@@ -1,0 +1,27 @@
+"""Fixtures of the tiers with real nodes; a conftest.py imports what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import images
+from cluster.handle import Cluster
+from demo import stack
+from served.served import Served
+
+
+@pytest.fixture(scope="session")
+def install(nodes_cluster: Cluster) -> Cluster:
+    """The nodes' cluster with the images and the operator, installed from its chart, in it."""
+    images.load(nodes_cluster, "base", "router", "standin", "operator")
+    stack.install(nodes_cluster, "standin")
+    return nodes_cluster
+
+
+@pytest.fixture
+def served(install: Cluster, namespace: str) -> Iterator[Served]:
+    """A namespace under Pod Security `restricted`, and what a test does with one PDDeployment in it."""
+    install.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
+    yield Served(install, namespace)

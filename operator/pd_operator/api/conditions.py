@@ -67,6 +67,8 @@ class Reason(StrEnum):
     IMAGE_ERROR = "ImageError"
     CRASH_LOOP = "CrashLoop"
     CONFIG_ERROR = "ConfigError"
+    PODS_REFUSED = "PodsRefused"
+    WRITE_REFUSED = "WriteRefused"
     NOT_DISCOVERED = "NotDiscovered"
     SUSPENDED = "Suspended"
     NOT_YET_RUN = "NotYetRun"
@@ -130,6 +132,16 @@ REASONS: Mapping[Reason, ReasonDoc] = {
         _ROLES,
         "The kubelet cannot make a container from the pod's spec.",
         "Correct what the message names, often a key of a Secret.",
+    ),
+    Reason.PODS_REFUSED: ReasonDoc(
+        _ROLES,
+        "The API server refuses to create pods: a quota, Pod Security, or another admission rule.",
+        "Change what the message names: the quota, the namespace's Pod Security level, or the role's template.",
+    ),
+    Reason.WRITE_REFUSED: ReasonDoc(
+        (Type.ACCEPTED,),
+        "The API server refuses an object that the operator makes from this spec.",
+        "Change what the message names, often a field of a template; the operator tries again by itself.",
     ),
     Reason.NOT_DISCOVERED: ReasonDoc(
         (Type.ROUTER_READY,),

@@ -27,6 +27,7 @@ from pd_operator.core.snapshot import Install, Reference, Snapshot, StoredRevisi
 from pd_operator.core.status import build_pool_status, build_status, refused_status
 from pd_operator.core.transitions import transitions
 from pd_operator.kube.client import KubeClient
+from pd_operator.kube.errors import Forbidden, Invalid
 from pd_operator.kube.events import EventRecorder
 from pd_operator.kube.store import Stores
 from pd_operator.render.bundle import Bundle, render
@@ -36,7 +37,7 @@ from pd_operator.upstream import catalog
 RECHECK = 15.0  # seconds until a missing reference or a conflicting object is looked at again
 SAFETY = 60.0  # seconds; events bring us back earlier
 LEFTOVERS = 2.0  # seconds; garbage collection of a deleted object of the same name
-WAITING_REASONS = frozenset({Reason.MISSING_REFERENCE, Reason.NAME_CONFLICT})
+WAITING_REASONS = frozenset({Reason.MISSING_REFERENCE, Reason.NAME_CONFLICT, Reason.WRITE_REFUSED})
 
 logger = logging.getLogger(__name__)
 Object = dict[str, Any]
@@ -91,11 +92,21 @@ class Reconciler:
                 )
                 plan = make_plan(snapshot)
             else:
-                await self._apply(snapshot, plan, bundle)
+                plan = await self._try(snapshot, plan, bundle)
         status = await self._write_status(obj, build_status(snapshot, plan))
         if plan.refusal is None:
             await self._write_pools(snapshot, plan)
         return _result(plan, status)
+
+    async def _try(self, snapshot: Snapshot, plan: Plan, bundle: Bundle) -> Plan:
+        """Apply; a write that the server will not take becomes a refusal that the user can read, not a silent retry."""
+        try:
+            await self._apply(snapshot, plan, bundle)
+        except (Invalid, Forbidden) as exc:
+            logger.warning("refused: %s", exc)
+            refusal = Refusal(Reason.WRITE_REFUSED, "spec", "", f"the API server refuses what is made from it: {exc.message}")
+            return replace(plan, refusal=refusal)
+        return plan
 
     async def _apply(self, snapshot: Snapshot, plan: Plan, bundle: Bundle) -> None:
         """Writes in an order from which a crash after any of them leads to the same end (invariant I9)."""

@@ -72,9 +72,10 @@ def _crash(pod: PodFact) -> Cause | None:
     code = "" if bad.exit_code is None else f", last exit code {bad.exit_code}"
     why = f" ({bad.exit_reason})" if bad.exit_reason and bad.exit_reason != "Error" else ""
     said = f": {_short(bad.exit_message, tail=True)}" if bad.exit_message.strip() else ""
+    remedy = "raise its memory limit; " if bad.exit_reason == "OOMKilled" else ""
     return (
         Reason.CRASH_LOOP,
-        f"pod {pod.name}: container {bad.name} ended {bad.restarts} times{code}{why}{said}; "
+        f"pod {pod.name}: container {bad.name} ended {bad.restarts} times{code}{why}{said}; {remedy}"
         f"see: kubectl -n {pod.namespace} logs {pod.name} -c {bad.name} --previous",
     )
 

@@ -60,6 +60,7 @@ class WorkloadFact:
     updated: int = 0
     available: int = 0
     template_labels: Mapping[str, str] = field(default_factory=dict)
+    failure: str = ""  # message of the condition ReplicaFailure: why pods cannot be created
 
 
 @dataclass(frozen=True, slots=True)

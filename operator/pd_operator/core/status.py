@@ -114,7 +114,8 @@ def _role_ready(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None, role: R
     if desired == 0:
         return Condition(type_, "False", Reason.SUSPENDED, "spec.suspend is true")
     pods = snapshot.pods_of(focus.name, role) if focus else ()
-    ready = _workload(snapshot, focus, role).ready
+    workload = _workload(snapshot, focus, role)
+    ready = workload.ready
     needed = max(1, desired - desired // 4)  # rollout.maxUnavailable of 25 % may be missing at any time
     if ready >= needed:
         return Condition(type_, "True", Reason.READY, f"{ready} of {desired} ready")
@@ -124,7 +125,8 @@ def _role_ready(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None, role: R
 def _router_ready(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None) -> Condition:
     """True when a router is ready, and its own readiness asks for a healthy prefill and a healthy decode."""
     wanted = snapshot.spec.router.replicas
-    ready = _workload(snapshot, focus, ROUTER).ready
+    workload = _workload(snapshot, focus, ROUTER)
+    ready = workload.ready
     if ready >= 1:
         return Condition(Type.ROUTER_READY, "True", Reason.READY, f"{ready} of {wanted} ready; they see prefill and decode")
     pods = snapshot.pods_of(focus.name, ROUTER) if focus else ()

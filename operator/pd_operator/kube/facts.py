@@ -275,6 +275,10 @@ def _workload(obj: Mapping[str, Any]) -> WorkloadFact:
         updated=status.get("updatedReplicas", 0),
         available=status.get("availableReplicas", 0),
         template_labels=spec.get("template", {}).get("metadata", {}).get("labels") or {},
+        failure=next(
+            (c.get("message", "") for c in status.get("conditions", ()) if c["type"] == "ReplicaFailure" and c["status"] == "True"),
+            "",
+        ),
     )
 
 

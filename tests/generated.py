@@ -12,27 +12,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from pd_operator.api import conditions, crdgen, docs
+from pd_operator.api import condition_docs, crdgen, docs
 
 ROOT = Path(__file__).resolve().parent.parent
 _KEEP = "metadata:\n  annotations:\n    helm.sh/resource-policy: keep\n"
-_CONDITIONS = """\
-<!-- Generated from pd_operator/api/conditions.py by `make generate`; do not edit. -->
-# Conditions and reasons
-
-`kubectl get pdd NAME -o yaml` shows them under `status.conditions`. Programs match the reason; the message is for people and names
-the field, the pod or the object. `Ready` shows the reason of the first condition, in this order, that stands in the way.
-
-| condition | reasons |
-|---|---|
-{conditions}
-
-Of a PDPool: {pool}.
-
-| reason | meaning | what to do |
-|---|---|---|
-{reasons}
-"""
 
 
 def chart_crd(text: str) -> str:
@@ -46,27 +29,13 @@ def chart_crd(text: str) -> str:
     return f"{head}\n{_KEEP}{tail}"
 
 
-def conditions_page() -> str:
-    """Every reason of the enum, with its meaning and remedy."""
-    by_type = {
-        kind: [reason.value for reason, doc in conditions.REASONS.items() if kind in doc.conditions] for kind in conditions.Type
-    }
-    return _CONDITIONS.format(
-        conditions="\n".join(
-            f"| {kind.value} | {', '.join(reasons) or 'that of another condition'} |" for kind, reasons in by_type.items()
-        ),
-        pool=" and ".join(kind.value for kind in conditions.PoolType),
-        reasons="\n".join(f"| {reason.value} | {doc.meaning} | {doc.remedy} |" for reason, doc in conditions.REASONS.items()),
-    )
-
-
 def files() -> dict[Path, str]:
     """Path below the checkout -> content."""
     crds = crdgen.files()
     found = {Path("crds") / name: text for name, text in crds.items()}
     found |= {Path("charts/pd-operator/files/crds") / name: chart_crd(text) for name, text in crds.items()}
     found[Path("docs/reference/api.md")] = docs.markdown()
-    found[Path("docs/reference/conditions.md")] = conditions_page()
+    found[Path("docs/reference/conditions.md")] = condition_docs.markdown()
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace) -> int:
     from pd_operator.controller.reconcile import Reconciler  # noqa: PLC0415  slow imports that `crds` does not need
-    from pd_operator.manager import NoCluster, run  # noqa: PLC0415
+    from pd_operator.manager import NoCluster, run, run_process  # noqa: PLC0415
 
     try:
         settings = load(os.environ, args.config)
@@ -45,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
         settings = Settings.model_validate(settings.model_dump() | {"log_level": args.log_level})
     logs.setup(settings.log_level)
     try:
-        return asyncio.run(run(settings, Reconciler))
+        return run_process(lambda: run(settings, Reconciler))
     except NoCluster as exc:
         print(f"pd-operator: {exc}", file=sys.stderr)
         return 2

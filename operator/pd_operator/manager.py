@@ -1,6 +1,6 @@
 """The composition root: what exists, in which order it starts and stops, and with which exit code the process ends.
 
-start   client -> server checked -> probes -> reflectors, lease -> kopf -> (everything listed) -> workers
+start   client -> probes -> server checked -> reflectors, lease, kopf -> (everything listed) -> workers
 stop    workers drain -> lease released -> kopf -> reflectors -> probes -> client
 exit    0 after SIGTERM or SIGINT; 1 when anything that must run for ever ended: a watch, kopf, the lease
 """
@@ -22,7 +22,7 @@ from pd_operator import __version__
 from pd_operator.controller.health import Check, Health, LoopLag, Problem, over
 from pd_operator.controller.loop import Controller, Key
 from pd_operator.controller.telemetry import Telemetry
-from pd_operator.controller.watch import OUR_KINDS, EventStreams, child_reflectors, event_registry, run_kopf
+from pd_operator.controller.watch import KOPF_STOP, OUR_KINDS, EventStreams, child_reflectors, event_registry, run_kopf
 from pd_operator.controller.workqueue import WorkQueue
 from pd_operator.core.result import Result
 from pd_operator.kube.auth import NoCluster
@@ -35,12 +35,12 @@ from pd_operator.kube.reflector import Reflector, Timing
 from pd_operator.kube.store import Stores
 from pd_operator.settings import Settings
 
-__all__ = ["Manager", "NoCluster", "ReconcileFactory", "Reconciler", "StartFailed", "run"]
+__all__ = ["Manager", "NoCluster", "ReconcileFactory", "Reconciler", "StartFailed", "run", "run_process"]
 
 MIN_SERVER = (1, 29)  # native sidecar containers
 SERVER_WAIT = 60.0  # seconds for the API server to answer and to serve our kinds
 SYNC_WAIT = 120.0  # seconds for all first lists
-KOPF_STOP = 4.0  # seconds; kopf gives its workers 2 s
+LEFTOVERS_WAIT = 1.0  # seconds for tasks that are left when everything of ours has ended
 RESYNC_SPREAD = 30.0  # seconds over which the keys of a resync are spread
 RESYNC_RETRY = 30.0  # seconds after a resync that could not list
 
@@ -100,12 +100,13 @@ class Manager:
         self._handle_signals()
         client = await KubeClient.connect(self._kubeconfig, on_call=self.telemetry.api_call)
         try:
+            await self._listen()  # first: the kubelet probes while we wait for the server
             await self._check_server(client)
-            self._build(client)
-            await self.health.start()
-            self._start(client)
-            await self._wait()
-            await self._stop()
+            if not self.stopping.is_set():
+                self._build(client)
+                self._start(client)
+                await self._wait()
+                await self._stop()
         except StartFailed as exc:
             self._failed = str(exc)
         finally:
@@ -114,8 +115,14 @@ class Manager:
         if self._failed:
             logger.error("ends with exit code 1: %s", self._failed)
             return 1
-        logger.info("ends")
+        logger.info("ends with exit code 0")
         return 0
+
+    async def _listen(self) -> None:
+        try:
+            await self.health.start()
+        except OSError as exc:
+            raise StartFailed(f"cannot listen on {self.settings.http_host}:{self.settings.http_port}: {exc}") from exc
 
     async def _check_server(self, client: KubeClient) -> None:
         """Wait, bounded, for a server that is new enough and serves our kinds."""
@@ -238,11 +245,12 @@ class Manager:
         self.queue.shutdown()
         lost = self._lease_task.done() and isinstance(self._lease_task.exception(), LeaseLost)
         # A replica that is not leader any more must not write: its reconciles are cut off.
-        await self._end(self._workers, 0.0 if lost else self.settings.drain_seconds)
+        drain = self.settings.drain_seconds if self.synced and not lost else 0.0
+        await self._end(self._workers, drain)
         await self._end(self._lease_task, 0.0)
         await self.elector.release()
         self._stop_kopf.set()
-        await self._end(self._kopf, KOPF_STOP)
+        await self._end(self._kopf, KOPF_STOP + 1)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -299,5 +307,24 @@ class Manager:
 
 
 async def run(settings: Settings, reconcile_factory: ReconcileFactory) -> int:
-    """Run the operator; the exit code of the process."""
+    """Run the operator in this event loop; the exit code of the process."""
     return await Manager(settings, reconcile_factory).run()
+
+
+def run_process(operator: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Like `asyncio.run(operator())`, but the end is bounded.
+
+    `asyncio.run` waits for every cancelled task, and kopf may leave tasks that swallow their cancellation.
+    """
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(operator())
+    finally:
+        leftovers = asyncio.all_tasks(loop)
+        for task in leftovers:
+            task.cancel()
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        if leftovers:
+            loop.run_until_complete(asyncio.wait(leftovers, timeout=LEFTOVERS_WAIT))
+        loop.close()

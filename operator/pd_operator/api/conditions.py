@@ -148,7 +148,7 @@ REASONS: Mapping[Reason, ReasonDoc] = {
         "The router runs, and sees no healthy prefill or no healthy decode.",
         "Look at the engines first, then at the router's log.",
     ),
-    Reason.SUSPENDED: ReasonDoc((*_ROLES, Type.READY, Type.PLACED), "spec.suspend is true: both pools are at 0."),
+    Reason.SUSPENDED: ReasonDoc((*_ROLES, Type.READY, Type.PLACED, Type.PROGRESSING), "spec.suspend is true: both pools are at 0."),
     Reason.NOT_YET_RUN: ReasonDoc(
         (Type.HANDOFF_VERIFIED, Type.OFFLOAD_VERIFIED), "No evidence has been taken yet; this does not hold back Ready."
     ),

@@ -26,6 +26,7 @@ class Written:
     """What the server answered to our last write of an object."""
 
     deployment: str  # name of the PDDeployment
+    owner_uid: str  # and its uid
     uid: str
     hash: str
     digest: str
@@ -48,11 +49,21 @@ class Applier:
     async def foreign(self, manifests: Iterable[Manifest]) -> list[tuple[str, str, dict[str, Any]]]:
         """(kind, name, controller owner or {}) of objects that have our names and another owner, or none.
 
-        Only objects that neither the store nor we know are looked up; the store holds our labels only.
+        Only objects that are not known to be ours are looked up. Labels prove nothing: they are copied with a manifest, and
+        stay on what a deletion has orphaned.
         """
-        unknown = [m for m in manifests if self._fact(m) is None and _key(m) not in self._written]
+        unknown = [m for m in manifests if not self._is_ours(m)]
         found = await asyncio.gather(*(self._owner_if_foreign(m) for m in unknown))
         return [item for item in found if item is not None]
+
+    def unseen(self, manifests: Iterable[Manifest]) -> list[str]:
+        """Kind and name of what we wrote and the watch has not shown yet: what the store says of it is older."""
+        return [f"{m['kind']} {m['metadata']['name']}" for m in manifests if self._is_unseen(m)]
+
+    def version(self, manifest: Manifest) -> int:
+        """resourceVersion that our last write of it got; 0 when we wrote nothing."""
+        written = self._written.get(_key(manifest))
+        return written.version if written else 0
 
     async def apply(self, manifests: Iterable[Manifest]) -> int:
         """Apply one stage; returns the number of writes.
@@ -83,13 +94,32 @@ class Applier:
     def _fact(self, manifest: Manifest) -> ChildFact | None:
         return self._store.get(*_key(manifest))
 
+    def _is_ours(self, manifest: Manifest) -> bool:
+        """Its owner is ours, or it is the very object that we wrote for this owner (whose owner reference somebody removed)."""
+        fact, written, owner = self._fact(manifest), self._written.get(_key(manifest)), _owner(manifest)["uid"]
+        if fact is not None and fact.owner_uid == owner:
+            return True
+        if written is None or written.owner_uid != owner:
+            return False
+        return self._is_unseen(manifest) if fact is None else fact.uid == written.uid
+
+    def _is_unseen(self, manifest: Manifest) -> bool:
+        key = _key(manifest)
+        fact, written = self._fact(manifest), self._written.get(key)
+        if written is None or time.monotonic() - written.at > EXPECTATION:
+            return False
+        if fact is None:
+            gone = self._store.removed(*key)
+            return gone is None or gone.uid != written.uid  # else the watch has shown it, and then its deletion
+        return int(fact.resource_version or 0) < written.version
+
     def _differs(self, manifest: Manifest) -> bool:
         fact, written = self._fact(manifest), self._written.get(_key(manifest))
         if written is None or written.hash != manifest["metadata"]["annotations"][APPLIED_HASH]:
             return True
-        if fact is None or int(fact.resource_version or 0) < written.version:
-            return time.monotonic() - written.at > EXPECTATION  # the watch has not shown our write yet
-        return fact.uid != written.uid or fact.digest != written.digest
+        if self._is_unseen(manifest):
+            return False
+        return fact is None or fact.uid != written.uid or fact.digest != written.digest
 
     async def _write(self, manifest: Manifest) -> None:
         async with self._limit:
@@ -103,8 +133,8 @@ class Applier:
             else:
                 answer = await self._client.apply(manifest)
         fact = facts.child(manifest["kind"], answer)
-        owner, version = manifest["metadata"]["ownerReferences"][0]["name"], int(fact.resource_version)
-        self._written[_key(manifest)] = Written(owner, fact.uid, fact.applied_hash, fact.digest, version, time.monotonic())
+        owner, version, at = _owner(manifest), int(fact.resource_version), time.monotonic()
+        self._written[_key(manifest)] = Written(owner["name"], owner["uid"], fact.uid, fact.applied_hash, fact.digest, version, at)
 
     async def _owner_if_foreign(self, manifest: Manifest) -> tuple[str, str, dict[str, Any]] | None:
         kind, namespace, name = _key(manifest)
@@ -113,11 +143,15 @@ class Applier:
         if found is None:
             return None
         owners = [o for o in found["metadata"].get("ownerReferences", []) if o.get("controller")]
-        mine = manifest["metadata"]["ownerReferences"][0]["uid"]
-        if any(o["uid"] == mine for o in owners):
+        if any(o["uid"] == _owner(manifest)["uid"] for o in owners):
             return None
         return kind, name, owners[0] if owners else {}
 
 
 def _key(manifest: Manifest) -> tuple[str, str, str]:
     return manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def _owner(manifest: Manifest) -> dict[str, str]:
+    reference: dict[str, str] = manifest["metadata"]["ownerReferences"][0]
+    return reference

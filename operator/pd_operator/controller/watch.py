@@ -41,10 +41,15 @@ CHILD_KINDS = (
     "PodDisruptionBudget",
     "NetworkPolicy",
 )
+KOPF_STOP = 4.0  # seconds kopf may take to clean up; it gives its workers 2 s
 Enqueue = Callable[[Owner], None]
 Namespaces = Sequence[str | None]  # (None,) = cluster-wide
 
 logger = logging.getLogger(__name__)
+
+
+class KopfEnded(Exception):
+    """kopf's tasks ended although nobody asked for it."""
 
 
 def child_reflectors(
@@ -120,10 +125,7 @@ class EventStreams:
         for kind in OUR_KINDS:
             for namespace in self.namespaces:
                 if request.url.path.endswith(KINDS[kind].path(namespace)):
-                    known = self._streams.get(_name(kind, namespace))
-                    # An opened stream proves nothing: a proxy may swallow all that comes after.
-                    heard_at = known.heard_at if known else time.monotonic()
-                    self._streams[_name(kind, namespace)] = _Stream(response, 0, heard_at)
+                    self._streams[_name(kind, namespace)] = _Stream(response, 0, time.monotonic())
         if not self.missing():
             self.opened.set()
 
@@ -207,12 +209,16 @@ class _NotKopf(Collection[asyncio.Task[Any]]):
 async def run_kopf(
     registry: kopf.OperatorRegistry, namespaces: Namespaces, stop: asyncio.Event, spawned: Callable[[], None]
 ) -> None:
-    """Run kopf in this event loop until `stop` is set or one of its streams ends for good (then it raises or returns).
+    """Run kopf in this event loop until `stop` is set or one of its streams ends for good.
 
     Run it in a task of its own.
 
     Args:
         spawned: called once kopf has installed its signal handlers, to install ours instead.
+
+    Raises:
+        Exception: whatever ended kopf.
+        KopfEnded: it ended without `stop` and without saying why.
     """
     ours = _NotKopf()
     _in_kopf.set(True)
@@ -225,4 +231,16 @@ async def run_kopf(
         stop_flag=stop,
     )
     spawned()
-    await kopf.run_tasks(tasks, ignored=ours)
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    failed = next((exc for task in tasks if task.done() and not task.cancelled() and (exc := task.exception())), None)
+    # From here on kopf only cleans up. That is bounded by us, because it can wait for ever: when one stream fails, the
+    # others are not stopped with it, and one of them may wait for credentials that nobody fetches any more (kopf 1.45.2).
+    cleanup = asyncio.create_task(kopf.run_tasks(tasks, ignored=ours))
+    await asyncio.wait([cleanup], timeout=KOPF_STOP)
+    if not cleanup.done():
+        logger.warning("kopf did not end within %.0f s and is left behind", KOPF_STOP)
+        cleanup.cancel()
+    if failed is not None:
+        raise failed
+    if not stop.is_set():
+        raise KopfEnded("kopf ended by itself")

@@ -39,7 +39,6 @@ class Plan:
     pools: Mapping[Role, PoolPlan]
     kept_revisions: frozenset[str]  # names of ControllerRevisions
     renderer_changed: bool = False  # filled in once the templates were rendered
-    pending: bool = False  # likewise: a Deployment is written in this pass, so what is observed is of the spec before
 
     @property
     def target(self) -> SlicePlan | None:

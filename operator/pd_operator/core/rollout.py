@@ -10,7 +10,7 @@ request.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -153,16 +153,17 @@ def _own_progress(snapshot: Snapshot, name: str, target: Mapping[str, ChildFact]
         return Reason.SUSPENDED, "spec.suspend is true"
     if complete(target):
         return Reason.UPDATED, f"{name} is up to date"
-    blocked = _missing(snapshot, name)
-    if blocked and any(d.workload and d.workload.updated and d.workload.ready for role, d in target.items() if role in ROLES):
+    rolling = [r for r in ROLES if (d := target.get(r)) and d.workload and d.workload.updated < d.workload.replicas]
+    blocked = _missing(snapshot, name, rolling)
+    if blocked:
         ways = "free or add them, or set rollout.type: Recreate"
         return Reason.NO_CAPACITY_FOR_PAIR, f"a replacement pod of {name} finds no node ({blocked}): {ways}"
     return Reason.ROLLING_OUT, f"{name} is starting{_trouble(snapshot, name)}"
 
 
-def _missing(snapshot: Snapshot, name: str) -> str:
+def _missing(snapshot: Snapshot, name: str, roles: Sequence[str] = ROLES) -> str:
     """What the scheduler lacks for the engines of a slice ("Insufficient nvidia.com/gpu"); "" when nothing."""
-    message = diagnosis.unschedulable([p for role in ROLES for p in snapshot.pods_of(name, role)])
+    message = diagnosis.unschedulable([p for role in roles for p in snapshot.pods_of(name, role)])
     found = sorted(set(re.findall(r"Insufficient ([A-Za-z0-9][A-Za-z0-9./_-]*[A-Za-z0-9])", message)))
     return ", ".join(f"Insufficient {resource}" for resource in found)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -22,8 +21,6 @@ NO_WORKLOAD = WorkloadFact()
 
 def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
     """Status of the PDDeployment, complete: it is applied whole."""
-    if plan.pending and plan.rollout.reason is Reason.UPDATED:  # what was observed is of the spec before
-        plan = replace(plan, rollout=replace(plan.rollout, reason=Reason.ROLLING_OUT, message="a change was just applied"))
     conditions = _conditions(snapshot, plan)
     serving = _serving(snapshot, plan)
     return {
@@ -119,7 +116,7 @@ def _role_ready(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None, role: R
     needed = max(1, desired - desired // 4)  # rollout.maxUnavailable of 25 % may be missing at any time
     if ready >= needed:
         return Condition(type_, "True", Reason.READY, f"{ready} of {desired} ready")
-    return _not_ready(plan, type_, pods, f"{ready} of {desired} ready")
+    return _not_ready(plan, type_, pods, workload, f"{ready} of {desired} ready")
 
 
 def _router_ready(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None) -> Condition:
@@ -139,11 +136,13 @@ def _router_ready(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None) -> Co
             Reason.NOT_DISCOVERED,
             "the router runs and sees no healthy prefill or no healthy decode yet",
         )
-    return _not_ready(plan, Type.ROUTER_READY, pods, f"{ready} of {wanted} ready")
+    return _not_ready(plan, Type.ROUTER_READY, pods, workload, f"{ready} of {wanted} ready")
 
 
-def _not_ready(plan: Plan, type_: Type, pods: Sequence[PodFact], count: str) -> Condition:
+def _not_ready(plan: Plan, type_: Type, pods: Sequence[PodFact], workload: WorkloadFact, count: str) -> Condition:
     cause = diagnosis.diagnose(pods)
+    if workload.failure and (cause is None or cause[0] is Reason.STARTING):
+        return Condition(type_, "False", Reason.PODS_REFUSED, f"{count}; {workload.failure}")
     if cause is None:
         return Condition(type_, "False", Reason.STARTING, f"{count}; {_making(plan, 'pods')}")
     return Condition(type_, "False", cause[0], f"{count}; {cause[1]}")

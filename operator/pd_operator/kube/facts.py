@@ -1,7 +1,8 @@
 """Raw JSON of the API server -> the facts of `core/observed.py`.
 
-Pods are many and change often, so they go through a slim pydantic model that parses bytes and skips what nobody reads: a
-quarter of the CPU of `json.loads`. Children are few and are hashed whole, so they become a dict first.
+Pods are many and change often, so they go through a slim pydantic model that parses bytes and skips what nobody reads:
+less CPU than `json.loads` alone, and no garbage of thirty times the fact's size. Children are few and are hashed whole,
+so they become a dict first.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class _Pod(_Slim):
 
 
 class _PodPage(_Slim):
-    metadata: _Meta = _Meta()
+    metadata: _Meta
     items: list[_Pod] | None  # required: a body without it is no list, and must not pass for an empty one
 
 

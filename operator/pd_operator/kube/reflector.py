@@ -1,14 +1,16 @@
 """List and watch one kind into a store, for ever.
 
-    list (paged)  -> store.replace: what disappeared while nobody watched is seen as a deletion
-    watch         -> store.put / remove, from the list's resourceVersion on, with bookmarks
-    end of stream -> watch again from the last version seen
-    failure       -> wait (exponential, jittered), watch again from the last version seen
-    410           -> the same, but list again
-    no line of a watch for `give_up_after` seconds of failures -> ReflectorFailed, which ends the process: a cache that
-                     nobody feeds is worse than a restart
-
-A stream without a byte for `INACTIVITY` has failed, whatever TCP says: the server sends a bookmark about every minute.
+list (paged)  -> store.replace: what disappeared while nobody watched is seen as a deletion
+watch         -> store.put / remove, from the list's resourceVersion on, with bookmarks
+end of stream -> watch again from the last version seen
+silence       -> list again: no byte for `INACTIVITY` although the server sends a bookmark about every minute. The stream
+                 may be dead whatever TCP says, or the server sends none for a kind that it never saw an event of
+                 (apiserver cacher.go, "Never send a bookmark event if we did not see an event here"); a list
+                 answers both
+failure       -> wait (exponential, jittered), watch again from the last version seen
+410           -> the same, but list again
+failures only for `give_up_after` seconds -> ReflectorFailed, which ends the process: a cache that nobody feeds is
+                 worse than a restart
 """
 
 from __future__ import annotations
@@ -120,6 +122,9 @@ class Reflector(Generic[T]):
                 if not self._version:
                     await self._list()
                 await self._watch()
+            except aiohttp.SocketTimeoutError:
+                logger.info("watch of %s was silent for %.0f s: listing again", self.name, self._timing.inactivity)
+                self._version = ""
             except Gone as exc:
                 self._version = ""  # list again
                 await self._failed(exc)

@@ -6,6 +6,7 @@ fresh list of one kind removes what disappeared of it and nothing else.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -17,6 +18,7 @@ T = TypeVar("T")
 Key = tuple[str, ...]  # (namespace, name) or (kind, namespace, name)
 Owner = tuple[str, str]  # (namespace, name) of a PDDeployment
 Change = tuple[T | None, T | None]  # old, new
+REMEMBERED = 4096  # removed objects that are kept in mind
 
 
 class Store(Generic[T]):
@@ -31,6 +33,7 @@ class Store(Generic[T]):
         self._items: dict[Key, T] = {}
         self._scopes: dict[Hashable, set[Key]] = {}
         self._owners: dict[Owner, set[Key]] = {}
+        self._removed: OrderedDict[Key, T] = OrderedDict()
         self.generation = 0
 
     def __len__(self) -> int:
@@ -42,6 +45,13 @@ class Store(Generic[T]):
     def get(self, *key: str) -> T | None:
         """The object under `key`, its parts as arguments."""
         return self._items.get(key)
+
+    def removed(self, *key: str) -> T | None:
+        """What was removed last under `key`, as long as nothing is there again and it is not long ago.
+
+        Tells "deleted" from "not shown yet" after a write of our own.
+        """
+        return self._removed.get(key)
 
     def by_owner(self, namespace: str, name: str) -> list[T]:
         """All objects of one PDDeployment, in the order of their keys."""
@@ -57,6 +67,7 @@ class Store(Generic[T]):
         if old is not None:
             self._unindex(key, old)
         self._items[key] = item
+        self._removed.pop(key, None)
         self._scopes.setdefault(scope, set()).add(key)
         owner = self._owner_of(item)
         if owner is not None:
@@ -70,6 +81,9 @@ class Store(Generic[T]):
         self._scopes.get(scope, set()).discard(key)
         if old is not None:
             self._unindex(key, old)
+            self._removed[key] = old
+            if len(self._removed) > REMEMBERED:
+                self._removed.popitem(last=False)
             self.generation += 1
         return old
 

@@ -31,7 +31,6 @@ class Bundle:
 
     stages: tuple[tuple[objects.Manifest, ...], ...]
     renderer_changed: bool  # the stored templates are not what this version of the operator would render
-    pending: bool = False  # a Deployment is not yet applied as it stands here
 
     @property
     def keys(self) -> frozenset[tuple[str, str]]:
@@ -50,7 +49,7 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
     pools = [_pool(snapshot, plan, role) for role in ROLES]
     target = plan.target
     if target is None:
-        return _bundle(snapshot, [[*shared, *pools]], False)
+        return _bundle([[*shared, *pools]], False)
     fresh: dict[str, dict[str, Any]] = {role: engine.pod_template(snapshot, role, plan.revision) for role in ROLES}
     stored = next((r for r in snapshot.revisions if r.pairing == plan.revision and r.name.endswith(f"-{plan.pods}")), None)
     templates = _templates(snapshot, plan, fresh, stored)
@@ -63,20 +62,11 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
         workloads.append(deployment)
     first = [] if stored else [_revision(snapshot, plan, templates)]
     changed = stored is not None and any(dict(templates[role]) != fresh[role] for role in ROLES)
-    return _bundle(snapshot, [first, [*shared, *pools, *services], workloads], changed)
+    return _bundle([first, [*shared, *pools, *services], workloads], changed)
 
 
-def _bundle(snapshot: Snapshot, stages: list[list[objects.Manifest]], changed: bool) -> Bundle:
-    hashed = tuple(tuple(_hashed(m) for m in stage) for stage in stages if stage)
-    return Bundle(hashed, changed, any(_pending(snapshot, m) for stage in hashed for m in stage))
-
-
-def _pending(snapshot: Snapshot, manifest: objects.Manifest) -> bool:
-    """Whether a Deployment is about to change: until the cluster has seen it, its status says nothing about the spec."""
-    metadata = manifest["metadata"]
-    child = snapshot.child(manifest["kind"], metadata["name"])
-    applied = child.applied_hash if child else ""
-    return bool(manifest["kind"] == "Deployment" and applied != metadata["annotations"][APPLIED_HASH])
+def _bundle(stages: list[list[objects.Manifest]], changed: bool) -> Bundle:
+    return Bundle(tuple(tuple(_hashed(m) for m in stage) for stage in stages if stage), changed)
 
 
 def _hashed(manifest: objects.Manifest) -> objects.Manifest:

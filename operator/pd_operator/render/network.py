@@ -35,9 +35,10 @@ def _service(selector: dict[str, str]) -> dict[str, Any]:
 def engine_policy(snapshot: Snapshot) -> objects.Manifest:
     """Ingress of the engine pods.
 
-    Peers reach every port but LMCache's HTTP one (NIXL's data ports are chosen by UCX), everybody reaches the engine's HTTP
-    port (routers, Prometheus), and only the operator and the monitoring namespace reach LMCache's. The kubelet's
-    probes are not subject to policies, nor is a pod's traffic to itself.
+    Peers reach every port but LMCache's HTTP one (NIXL's data ports are chosen by UCX), the routers reach the engine's HTTP
+    port, and the operator and the monitoring namespace reach both HTTP ports. Nobody else does: one request with made-up
+    kv_transfer_params ends a decode engine (measured, vLLM 0.32.0). The kubelet's probes are not subject to policies, nor
+    is a pod's traffic to itself.
     """
     engines = {"podSelector": {"matchLabels": {DEPLOYMENT: snapshot.name, COMPONENT: "engine"}}}
     ours = {"podSelector": {"matchLabels": {DEPLOYMENT: snapshot.name}}}
@@ -45,7 +46,7 @@ def engine_policy(snapshot: Snapshot) -> objects.Manifest:
     ingress = [
         {"from": [engines], "ports": [_ports(1, below), _ports(above, LAST_PORT)]},
         {"from": [engines], "ports": [_ports(1, LAST_PORT, "UDP")]},
-        {"ports": [{"port": vllm.PORT, "protocol": "TCP"}]},
+        {"from": [ours, *_readers(snapshot)], "ports": [{"port": vllm.PORT, "protocol": "TCP"}]},
     ]
     if snapshot.spec.lmcache is not None:
         ingress.append({"from": _readers(snapshot), "ports": [{"port": lmcache.HTTP_PORT, "protocol": "TCP"}]})
@@ -59,7 +60,7 @@ def engine_policy(snapshot: Snapshot) -> objects.Manifest:
 
 
 def _readers(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Who may read LMCache's HTTP port: this install of the operator, and Prometheus."""
+    """Who may read the metrics of engines and LMCache: this install of the operator, and Prometheus."""
     install = snapshot.install
     operator = {
         "namespaceSelector": {"matchLabels": {NAMESPACE_NAME: install.namespace}},

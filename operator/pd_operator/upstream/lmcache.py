@@ -91,7 +91,8 @@ def server_arguments(lmcache: LMCacheSpec, coordinator_url: str) -> list[str]:
     size = quantity(lmcache.l1_size)
     args = ["server", "--host", "0.0.0.0" if lmcache.p2p.enabled else "127.0.0.1", "--port", str(DATA_PORT)]
     args += ["--http-host", "0.0.0.0", "--http-port", str(HTTP_PORT)]
-    args += ["--l1-size-gb", gib(size), "--l1-init-size-gb", gib(min(size, 20 * GIB)), "--eviction-policy", "LRU"]
+    initial = max(1, int(min(size, 20 * GIB) / GIB))  # an integer, unlike the size itself ("invalid int value: '0.25'", measured)
+    args += ["--l1-size-gb", gib(size), "--l1-init-size-gb", str(initial), "--eviction-policy", "LRU"]
     args += ["--chunk-size", str(lmcache.chunk_size), "--instance-id", "$(POD_NAME)"]
     if lmcache.transfer == "Engine":
         args += ["--supported-transfer-mode", "auto"]  # measured: CPU engines need auto on the server

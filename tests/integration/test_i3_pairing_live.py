@@ -1,0 +1,250 @@
+"""Invariant I3: through every kind of rollout no router sees engines of two revisions, and the order keeps the door open.
+
+new slice dark -> all of it ready -> its routers take the front label -> old routers go -> old engines go
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster.handle import Cluster
+from cluster.kwok import FakeNodes
+from opsrunner import pairing, state, waits
+from opsrunner.api import Api, Object
+from opsrunner.process import Operator
+from opsrunner.recording import Recording
+
+pytest_plugins = ("opsrunner.fixtures",)
+
+KINDS = ("Pod", "Deployment", "PDDeployment")
+PAIRING_EDIT = {"engine": {"args": ["--max-num-seqs=8"]}}
+NOWHERE = {"spec": {"nodeSelector": {"pdserve.dev/nowhere": "true"}}}  # holds a slice in the dark
+
+
+def edit(api: Api, space: str, name: str, spec: dict[str, Any]) -> Object:
+    """Merge a patch into the spec, as a user does."""
+    return api.merge("PDDeployment", space, name, {"spec": spec})
+
+
+def revisions(api: Api, space: str, name: str) -> set[str]:
+    """Revisions that have a Deployment."""
+    return {d["metadata"]["labels"]["pdserve.dev/revision"] for d in state.children(api, space, name, ("Deployment",)).values()}
+
+
+def until_single(api: Api, space: str, name: str) -> None:
+    """Wait until pods of one revision are left."""
+    waits.until(
+        "the pods of the old revision to go",
+        lambda: (
+            len({p["metadata"]["labels"]["pdserve.dev/revision"] for p in api.list("Pod", space, f"pdserve.dev/deployment={name}")})
+            == 1
+        ),
+        show=lambda: waits.describe(api.get("PDDeployment", space, name)),
+    )
+
+
+def held_dark(obj: Object) -> bool:
+    """Whether the status shows a dark slice beside one that serves."""
+    return sorted(s["state"] for s in (obj.get("status") or {}).get("slices", [])) == ["Dark", "Serving"]
+
+
+def wait_dark(api: Api, space: str, name: str) -> Object:
+    """Wait until a new slice stands dark beside the serving one, its pods made."""
+    waits.until(
+        "a dark slice beside the serving one",
+        lambda: held_dark(api.must_get("PDDeployment", space, name)) and len(revisions(api, space, name)) == 2,
+        show=lambda: waits.describe(api.get("PDDeployment", space, name)),
+    )
+    return api.must_get("PDDeployment", space, name)
+
+
+def test_an_edit_of_a_pairing_field(api: Api, operator: Operator, space: str) -> None:
+    api.create(state.pdd(space, "chat", prefill={"replicas": 2}, decode={"replicas": 2}, lmcache={"p2p": {"enabled": True}}))
+    old = waits.ready(api, space, "chat")["status"]["currentRevision"]
+    with Recording(api, space, *KINDS) as recording:
+        begin = time.monotonic()
+        edit(api, space, "chat", PAIRING_EDIT)
+        done = waits.ready(api, space, "chat")
+        until_single(api, space, "chat")
+        print(f"rolled out in {time.monotonic() - begin:.2f} s")
+    new = done["status"]["currentRevision"]
+    assert new != old and done["status"]["updatedRevision"] == new
+    assert pairing.assert_never_paired(recording, "chat") >= 16
+    pairing.assert_door_leads_to_whole_pairs(recording, "chat")
+    pairing.assert_door_never_closed(recording, "chat")
+    order = [
+        pairing.first(recording, "chat", "dark", new),
+        pairing.first(recording, "chat", "complete", new),
+        pairing.first(recording, "chat", "front", new),
+        pairing.first(recording, "chat", "routers-gone", old),
+        pairing.first(recording, "chat", "engines-going", old),
+        pairing.first(recording, "chat", "engines-gone", old),
+    ]
+    assert order[:4] == sorted(set(order[:4])) and order[3] < order[4] <= order[5], order
+    said = [event.object for event in recording.events("PDDeployment", "chat") if event.type == "MODIFIED"]
+    assert all(waits.conditions(obj)["Ready"]["status"] == "True" for obj in said), "what serves went on serving"
+    words = [waits.kstatus(obj) for obj in said]
+    assert words[0] == "InProgress" and words[-1] == "Current" and "Failed" not in words, words
+    states = [{s["name"][5:13]: s["state"] for s in obj["status"]["slices"]} for obj in said]
+    assert (
+        {old: "Serving", new: "Dark"} in states and {old: "Removing", new: "Serving"} in states and states[-1] == {new: "Serving"}
+    )
+    left = state.children(api, space, "chat")
+    kept = {name for kind, name in left if kind == "ControllerRevision"}
+    assert {name.split("-")[1] for name in kept} == {old, new}  # the way back stays known
+    assert not [name for kind, name in left if kind != "ControllerRevision" and old in name]
+
+
+def test_a_restart_id_makes_a_new_revision(api: Api, operator: Operator, space: str) -> None:
+    api.create(state.pdd(space, "restart"))
+    waits.ready(api, space, "restart")
+    before = state.uids(state.pods(api, space, "restart"))
+    with Recording(api, space, *KINDS) as recording:
+        edit(api, space, "restart", {"rollout": {"restartID": "monday"}})
+        waits.ready(api, space, "restart")
+        until_single(api, space, "restart")
+    pairing.assert_never_paired(recording, "restart")
+    pairing.assert_door_never_closed(recording, "restart")
+    assert not before & state.uids(state.pods(api, space, "restart"))
+
+
+@pytest.fixture(scope="module")
+def small(kwok_cluster: Cluster) -> Iterator[dict[str, Any]]:
+    """Two nodes of one GPU that nobody else uses; the template that puts a pod there."""
+    key = "pdserve.dev/small-test"
+    group = FakeNodes(
+        2, prefix="small", gpus=1, labels={key: "true"}, taints=[{"key": key, "value": "true", "effect": "NoSchedule"}]
+    )
+    kwok_cluster.apply(*group.manifests())
+    yield {"spec": {"nodeSelector": {key: "true"}, "tolerations": [{"key": key, "operator": "Exists"}]}}
+    kwok_cluster.kubectl("delete", "node", *group.names, "--ignore-not-found")
+
+
+def on(template: dict[str, Any]) -> dict[str, Any]:
+    """A role with one GPU under a template."""
+    return {"template": template, "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": None}}}
+
+
+def test_where_both_do_not_fit_the_old_one_goes_first(api: Api, operator: Operator, space: str, small: dict[str, Any]) -> None:
+    api.create(state.pdd(space, "tight", prefill=on(small), decode=on(small)))
+    old = waits.ready(api, space, "tight")["status"]["currentRevision"]
+    with Recording(api, space, *KINDS) as recording:
+        begin = time.monotonic()
+        edit(api, space, "tight", PAIRING_EDIT)
+        done = waits.ready(api, space, "tight", timeout=120)
+        until_single(api, space, "tight")
+        print(f"rolled out without room in {time.monotonic() - begin:.2f} s")
+    new = done["status"]["currentRevision"]
+    pairing.assert_never_paired(recording, "tight")
+    said = [waits.conditions(e.object)["Progressing"] for e in recording.events("PDDeployment", "tight") if e.type == "MODIFIED"]
+    told = [c for c in said if c["reason"] == "NoCapacityForPair"]
+    assert told and all(c["status"] == "False" and "Insufficient nvidia.com/gpu" in c["message"] for c in told), said
+    assert pairing.first(recording, "tight", "routers-gone", old) < pairing.first(recording, "tight", "engines-going", old)
+    assert pairing.first(recording, "tight", "engines-going", old) < pairing.first(recording, "tight", "complete", new)
+    events = [
+        e["note"] for e in api.list("Event", space) if e["reason"] == "NoCapacityForPair" and e["regarding"]["name"] == "tight"
+    ]
+    assert len(events) == 1 and "Insufficient nvidia.com/gpu" in events[0], events
+    api.delete("PDDeployment", space, "tight")
+    waits.until("the two nodes to be free", lambda: not api.list("Pod", space, "pdserve.dev/deployment=tight"))
+
+
+def test_a_role_that_cannot_surge_says_so(api: Api, operator: Operator, space: str, small: dict[str, Any]) -> None:
+    """An edit of one role's pods where the surge pod finds no GPU: nothing ends, and the message names the ways out."""
+    api.create(state.pdd(space, "surge", prefill=on(small), decode=on(small)))
+    waits.ready(api, space, "surge")
+    before = state.uids(state.pods(api, space, "surge"))
+    edit(api, space, "surge", {"prefill": {"template": {"metadata": {"annotations": {"example.org/a": "b"}}}}})
+    obj = waits.condition(api, space, "surge", "Progressing", "False", "NoCapacityForPair")
+    message = waits.conditions(obj)["Progressing"]["message"]
+    assert "Insufficient nvidia.com/gpu" in message and "Recreate" in message
+    assert waits.has(obj, "Ready", "True") and waits.kstatus(obj) == "InProgress"
+    assert before <= state.uids(state.pods(api, space, "surge"))
+    edit(api, space, "surge", {"rollout": {"type": "Recreate"}})
+    waits.ready(api, space, "surge", timeout=90)
+    (prefill,) = state.pods(api, space, "surge", role="prefill")
+    assert prefill["metadata"]["annotations"]["example.org/a"] == "b"
+    assert state.uids(state.pods(api, space, "surge", role="decode")) <= before
+    api.delete("PDDeployment", space, "surge")
+    waits.until("the two nodes to be free", lambda: not api.list("Pod", space, "pdserve.dev/deployment=surge"))
+
+
+def test_recreate_ends_the_old_before_the_new_begins(api: Api, operator: Operator, space: str) -> None:
+    api.create(state.pdd(space, "recreate", rollout={"type": "Recreate"}))
+    old = waits.ready(api, space, "recreate")["status"]["currentRevision"]
+    with Recording(api, space, *KINDS) as recording:
+        edit(api, space, "recreate", PAIRING_EDIT)
+        new = waits.ready(api, space, "recreate")["status"]["currentRevision"]
+        until_single(api, space, "recreate")
+    pairing.assert_never_paired(recording, "recreate")
+    gone = max(e.version for e in recording.events("Deployment", "recreate") if e.type == "DELETED")
+    began = min(e.version for e in recording.events("Deployment", "recreate") if e.labels["pdserve.dev/revision"] == new)
+    assert gone < began
+    assert pairing.first(recording, "recreate", "routers-gone", old) < pairing.first(recording, "recreate", "engines-going", old)
+
+
+def test_going_back_half_way_restarts_nothing(api: Api, operator: Operator, space: str) -> None:
+    api.create(state.pdd(space, "back"))
+    old = waits.ready(api, space, "back")
+    before = state.uids(state.pods(api, space, "back"))
+    with Recording(api, space, *KINDS) as recording:
+        edit(api, space, "back", PAIRING_EDIT | {"decode": {"template": NOWHERE}})
+        dark = wait_dark(api, space, "back")
+        assert waits.has(dark, "Ready", "True") and waits.kstatus(dark) == "InProgress"
+        assert dark["status"]["currentRevision"] != dark["status"]["updatedRevision"]
+        waits.until(
+            "the scheduler's word in the status",
+            lambda: (
+                "nodeSelector" in str(waits.conditions(api.get("PDDeployment", space, "back"))["Progressing"]["message"])
+                or "node(s) didn't match" in str(waits.conditions(api.get("PDDeployment", space, "back"))["Progressing"]["message"])
+            ),
+            show=lambda: waits.describe(api.get("PDDeployment", space, "back")),
+        )
+        edit(api, space, "back", {"engine": {"args": None}, "decode": {"template": None}})
+        done = waits.ready(api, space, "back")
+        until_single(api, space, "back")
+    assert done["status"]["currentRevision"] == old["status"]["currentRevision"]
+    assert state.uids(state.pods(api, space, "back")) == before
+    pairing.assert_never_paired(recording, "back")
+    pairing.assert_door_never_closed(recording, "back")
+    pairing.assert_door_leads_to_whole_pairs(recording, "back")
+
+
+def test_a_third_revision_half_way(api: Api, operator: Operator, space: str) -> None:
+    api.create(state.pdd(space, "third"))
+    old = waits.ready(api, space, "third")["status"]["currentRevision"]
+    with Recording(api, space, *KINDS) as recording:
+        edit(api, space, "third", PAIRING_EDIT | {"decode": {"template": NOWHERE}})
+        second = wait_dark(api, space, "third")["status"]["updatedRevision"]
+        edit(api, space, "third", {"engine": {"args": ["--max-num-seqs=16"]}, "decode": {"template": None}})
+        third = waits.ready(api, space, "third")["status"]["currentRevision"]
+        until_single(api, space, "third")
+    assert len({old, second, third}) == 3
+    pairing.assert_never_paired(recording, "third")
+    pairing.assert_door_never_closed(recording, "third")
+    pairing.assert_door_leads_to_whole_pairs(recording, "third")
+    # The second revision is at zero before the third begins.
+    assert pairing.first(recording, "third", "engines-gone", second) < pairing.first(recording, "third", "dark", third)
+    assert revisions(api, space, "third") == {third}
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.3, 0.8, 1.5])
+def test_there_and_back_at_any_moment(api: Api, operator: Operator, space: str, pause: float) -> None:
+    """The user changes his mind while the first change is on its way, wherever it is."""
+    name = f"flip{int(pause * 10)}"
+    api.create(state.pdd(space, name))
+    old = waits.ready(api, space, name)["status"]["currentRevision"]
+    with Recording(api, space, *KINDS) as recording:
+        edit(api, space, name, PAIRING_EDIT)
+        time.sleep(pause)
+        edit(api, space, name, {"engine": {"args": None}})
+        assert waits.ready(api, space, name)["status"]["currentRevision"] == old
+        until_single(api, space, name)
+    assert revisions(api, space, name) == {old}
+    pairing.assert_never_paired(recording, name)
+    pairing.assert_door_never_closed(recording, name)
+    pairing.assert_door_leads_to_whole_pairs(recording, name)

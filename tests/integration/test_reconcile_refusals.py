@@ -1,0 +1,237 @@
+"""Specs that are refused: nothing is made, nothing that serves is touched, the status says why; mended, it goes on by itself."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+import manifests
+from opsrunner import state, waits
+from opsrunner.api import Api, Object
+from opsrunner.process import Operator
+
+pytest_plugins = ("opsrunner.fixtures",)
+
+RECHECK = 15  # seconds between two looks at what is missing
+
+
+def events(api: Api, space: str, name: str, reason: str) -> list[Object]:
+    """Events about an object with this reason."""
+    return [e for e in api.list("Event", space) if e["reason"] == reason and e["regarding"]["name"] == name]
+
+
+def assert_refused(obj: Object, reason: str, *words: str) -> None:
+    """Accepted, Ready, Stalled and Reconciling all say so, with the reason and the words."""
+    assert waits.has(obj, "Accepted", "False", reason) and waits.has(obj, "Ready", "False", reason), waits.describe(obj)
+    assert waits.has(obj, "Stalled", "True", reason) and waits.has(obj, "Reconciling", "False"), waits.describe(obj)
+    assert waits.kstatus(obj) == "Failed"
+    for word in words:
+        assert word in waits.conditions(obj)["Accepted"]["message"], waits.describe(obj)
+
+
+@pytest.mark.parametrize(
+    ("patch", "undo", "reason", "words"),
+    [
+        ({"slo": {"ttft": "2s"}}, {"slo": None}, "NotImplemented", ["spec.slo"]),
+        ({"verification": "Required"}, {"verification": None}, "NotImplemented", ["spec.verification", "Disabled"]),
+        (
+            {"engine": {"version": "0.25.0"}, "lmcache": {}},
+            {"engine": {"version": "0.32.0"}, "lmcache": None},
+            "UnsupportedVersion",
+            ["0.25.0"],
+        ),
+        ({"engine": {"type": "sglang"}}, {"engine": {"type": "vllm"}}, "NotImplemented", ["spec.engine.type", "vllm"]),
+    ],
+    ids=["slo", "verification", "version", "engine"],
+)
+def test_a_refused_edit_leaves_what_serves_alone(
+    api: Api,
+    operator: Operator,
+    space: str,
+    request: pytest.FixtureRequest,
+    patch: dict[str, Any],
+    undo: dict[str, Any],
+    reason: str,
+    words: list[str],
+) -> None:
+    name = f"serves-{request.node.callspec.id}"
+    api.create(state.pdd(space, name))
+    before = waits.ready(api, space, name)
+    pods, children = state.uids(state.pods(api, space, name)), state.versions(api, space, name)
+    engines = state.uids(state.pods(api, space, name, component="engine"))
+    # Together with edits that would change pods, were it accepted.
+    api.merge("PDDeployment", space, name, {"spec": manifests.merge({"decode": {"replicas": 3}, "router": {"replicas": 1}}, patch)})
+    obj = waits.condition(api, space, name, "Accepted", "False", reason)
+    assert_refused(obj, reason, *words)
+    assert "keeps serving" in waits.conditions(obj)["Ready"]["message"]
+    assert obj["status"]["currentRevision"] == before["status"]["currentRevision"] and obj["status"]["servingSlices"] == 1
+    # A nudge must not make it act, nor say it twice.
+    api.merge("PDDeployment", space, name, {"metadata": {"labels": {"nudge": "1"}}})
+    time.sleep(1)
+    assert state.versions(api, space, name) == children and state.uids(state.pods(api, space, name)) == pods
+    (event,) = [e for e in events(api, space, name, reason) if "Accepted=False" in e["note"]]
+    assert event["type"] == "Warning" and "series" not in event and all(word in event["note"] for word in words)
+    api.merge("PDDeployment", space, name, {"spec": undo})
+    waits.ready(api, space, name)
+    waits.until("the other edits to take effect", lambda: len(state.pods(api, space, name, role="decode")) == 3)
+    assert engines <= state.uids(state.pods(api, space, name, component="engine"))
+    assert len(state.pods(api, space, name, component="router")) == 1
+    api.delete("PDDeployment", space, name)
+
+
+def test_a_refused_new_object_makes_nothing(api: Api, operator: Operator, space: str) -> None:
+    api.create(state.pdd(space, "never", engine={"image": "", "version": "0.9.0"}, lmcache={}))
+    assert_refused(waits.condition(api, space, "never", "Accepted", "False"), "UnsupportedVersion", "spec.engine.version")
+    time.sleep(0.5)
+    assert state.children(api, space, "never") == {} and state.pods(api, space, "never") == []
+
+
+def test_a_missing_reference_is_named_and_waited_for(api: Api, operator: Operator, space: str) -> None:
+    spec: dict[str, dict[str, Any]] = {
+        "Secret": {
+            "engine": {"env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "the-secret", "key": "token"}}}]}
+        },
+        "ConfigMap": {"prefill": {"template": {"spec": {"volumes": [{"name": "c", "configMap": {"name": "the-configmap"}}]}}}},
+        "PersistentVolumeClaim": {"model": {"uri": "pvc://the-persistentvolumeclaim/llama"}},
+    }
+    claim = {"accessModes": ["ReadOnlyMany"], "storageClassName": "none", "resources": {"requests": {"storage": "1Gi"}}}
+    bodies: dict[str, Any] = {
+        "Secret": {"stringData": {"token": "not-a-token"}},
+        "ConfigMap": {"data": {"a": "b"}},
+        "PersistentVolumeClaim": {"spec": claim},
+    }
+    for kind, part in spec.items():
+        api.create(state.pdd(space, f"needs-{kind.lower()}", **part))
+    for kind in spec:
+        obj = waits.condition(api, space, f"needs-{kind.lower()}", "Accepted", "False", "MissingReference")
+        assert_refused(obj, "MissingReference", f"{kind} the-{kind.lower()} does not exist")
+        assert state.children(api, space, f"needs-{kind.lower()}") == {}
+    begin = time.monotonic()
+    for kind, body in bodies.items():
+        api.create({"apiVersion": "v1", "kind": kind, "metadata": {"name": f"the-{kind.lower()}", "namespace": space}, **body})
+    for kind in spec:
+        waits.condition(api, space, f"needs-{kind.lower()}", "Accepted", "True", timeout=RECHECK + 30)
+        print(f"{kind}: seen {time.monotonic() - begin:.1f} s after it was made")
+    waits.ready(api, space, "needs-secret")
+    waits.ready(api, space, "needs-configmap")
+    waits.condition(api, space, "needs-persistentvolumeclaim", "Placed", "False")  # the claim is never bound here
+
+
+def foreign(kind: str, space: str, name: str, labels: dict[str, str], owners: list[dict[str, Any]]) -> Object:
+    """Somebody else's object."""
+    body: dict[str, Any] = {"Service": {"spec": {"ports": [{"port": 1}], "selector": {"app": "theirs"}}}, "ServiceAccount": {}}[
+        kind
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": space, "labels": labels, "ownerReferences": owners},
+        **body,
+    }
+
+
+# Labels prove nothing: they are copied with `kubectl get -o yaml`, and stay after `kubectl delete --cascade=orphan`.
+LABELLED = {"app.kubernetes.io/managed-by": "pd-operator", "app.kubernetes.io/component": "front"}
+
+
+CLASHES = [
+    (f"clash{index}{'l' if labelled else ''}", kind, suffix, labelled)
+    for index, (kind, suffix) in enumerate((("Service", ""), ("ServiceAccount", "-router")))
+    for labelled in (False, True)
+]
+
+
+def test_an_object_of_our_name_that_is_not_ours(api: Api, operator: Operator, space: str) -> None:
+    """Invariant I7: neither adopted nor changed; named; once removed, the object is made."""
+    theirs: dict[str, Object] = {}
+    for name, kind, suffix, labelled in CLASHES:
+        labels = LABELLED | {"pdserve.dev/deployment": name} if labelled else {"app": "theirs"}
+        theirs[name] = api.create(foreign(kind, space, name + suffix, labels, []))
+    time.sleep(0.5)  # the watch has shown those that carry our labels
+    for round_ in range(2):
+        for name, *_ in CLASHES:
+            api.create(state.pdd(space, name))
+        for name, kind, suffix, _ in CLASHES:
+            obj = waits.condition(api, space, name, "Accepted", "False", "NameConflict")
+            assert_refused(obj, "NameConflict", f"{kind} {name}{suffix} exists and is not ours")
+            now = api.must_get(kind, space, name + suffix)
+            assert now["metadata"]["resourceVersion"] == theirs[name]["metadata"]["resourceVersion"]
+            made = {key for key in state.children(api, space, name) if key != (kind, name + suffix)}
+            assert made == set(), made
+            if round_ == 0:
+                api.delete("PDDeployment", space, name)
+    # Deleting ours took none of theirs; removing theirs lets ours go on by itself.
+    for name, kind, suffix, _ in CLASHES:
+        assert api.must_get(kind, space, name + suffix)["metadata"]["uid"] == theirs[name]["metadata"]["uid"]
+        api.delete(kind, space, name + suffix)
+    for name, kind, suffix, _ in CLASHES:
+        waits.ready(api, space, name, timeout=RECHECK + 45)
+        assert api.must_get(kind, space, name + suffix)["metadata"]["ownerReferences"][0]["name"] == name
+        api.delete("PDDeployment", space, name)
+
+
+def test_a_clash_beside_what_serves(api: Api, operator: Operator, space: str) -> None:
+    """An edit that needs a name which is taken changes nothing of what serves."""
+    api.create(state.pdd(space, "half"))
+    first = waits.ready(api, space, "half")["status"]["currentRevision"]
+    api.merge("PDDeployment", space, "half", {"spec": {"engine": {"args": ["--max-num-seqs=8"]}}})
+    second = waits.ready(api, space, "half")["status"]["currentRevision"]
+    api.merge("PDDeployment", space, "half", {"spec": {"engine": {"args": None}}})
+    waits.ready(api, space, "half")
+    pods = state.uids(state.pods(api, space, "half"))
+    api.create(foreign("Service", space, f"half-{second}-0", {"app": "theirs"}, []))
+    api.merge("PDDeployment", space, "half", {"spec": {"engine": {"args": ["--max-num-seqs=8"]}}})
+    obj = waits.condition(api, space, "half", "Accepted", "False", "NameConflict")
+    assert obj["status"]["currentRevision"] == first and obj["status"]["servingSlices"] == 1
+    assert state.uids(state.pods(api, space, "half")) == pods
+    api.delete("Service", space, f"half-{second}-0")
+    waits.ready(api, space, "half", timeout=RECHECK + 45)
+    api.delete("PDDeployment", space, "half")
+
+
+def test_an_orphaned_child_is_not_adopted(api: Api, operator: Operator, space: str) -> None:
+    """After a deletion that orphans, the children carry our labels and no owner: a namesake leaves them alone and says so."""
+    api.create(state.pdd(space, "orphan"))
+    waits.ready(api, space, "orphan")
+    api.delete("PDDeployment", space, "orphan", propagation="Orphan")
+    waits.until("the object to be gone", lambda: api.get("PDDeployment", space, "orphan") is None)
+    waits.until(
+        "the owner references to be gone",
+        lambda: not any(c["metadata"].get("ownerReferences") for c in state.children(api, space, "orphan").values()),
+    )
+    left = state.versions(api, space, "orphan")
+    assert len(left) == 16
+    api.create(state.pdd(space, "orphan"))
+    waits.condition(api, space, "orphan", "Accepted", "False", "NameConflict")
+    time.sleep(1)
+    assert state.versions(api, space, "orphan") == left
+    for kind, name in left:
+        api.delete(kind, space, name)
+    waits.ready(api, space, "orphan", timeout=RECHECK + 60)
+    api.delete("PDDeployment", space, "orphan")
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("propagation", ["Background", "Foreground"])
+def test_deleted_and_made_again_at_once(api: Api, operator: Operator, space: str, propagation: str, pause: float) -> None:
+    """The new object waits for what is left of the old one, and takes over none of it."""
+    name = f"again-{propagation.lower()[0]}{int(pause * 100)}"
+    api.create(state.pdd(space, name, decode={"replicas": 3}))
+    waits.ready(api, space, name)
+    old = {key: obj["metadata"]["uid"] for key, obj in state.children(api, space, name).items()}
+    pods = state.uids(state.pods(api, space, name))
+    api.delete("PDDeployment", space, name, propagation=propagation)
+    waits.until("the name to be free", lambda: api.get("PDDeployment", space, name) is None)
+    time.sleep(pause)
+    made = api.create(state.pdd(space, name))
+    waits.ready(api, space, name, timeout=90)
+    now = state.children(api, space, name)
+    assert {obj["metadata"]["ownerReferences"][0]["uid"] for obj in now.values()} == {made["metadata"]["uid"]}
+    assert all(len(obj["metadata"]["ownerReferences"]) == 1 for obj in now.values())
+    kept = {key for key, obj in now.items() if old.get(key) == obj["metadata"]["uid"]}
+    assert kept == set(), f"taken over from the deleted object: {kept}"
+    assert not pods & state.uids(state.pods(api, space, name))
+    assert api.must_get("PDPool", space, f"{name}-decode")["spec"]["replicas"] == 1
+    api.delete("PDDeployment", space, name)

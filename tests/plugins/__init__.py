@@ -1,0 +1,1 @@
+"""Plugins and small programs of the test suite and the Makefile."""

@@ -1,0 +1,123 @@
+"""The stand-ins answer like vLLM and LMCache: the same client script runs against both, started with the same arguments."""
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from real import ensure, local
+from standin import conformance, shapes
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
+
+TESTS = Path(__file__).parent.parent
+PROMPT_TOKENS = 5 * local.BLOCK + 9  # five full blocks and a part of a sixth, two full chunks and a part of a third
+ANSWER_TOKENS = 8
+COUNTERS_WAIT_S = 30.0
+
+
+def standin_stack(logs: Path) -> AbstractContextManager[local.Stack]:
+    """A pair of stand-ins with the arguments and the environment of the real pair."""
+    env = {**local.ENGINE_ENV, "PYTHONPATH": str(TESTS)}
+    python = [sys.executable, "-m"]
+    return local.stack([*python, "standin.engine"], [*python, "standin.cache"], "standin/tiny", env, logs)
+
+
+def counters(pair: local.Stack) -> dict[str, float]:
+    """What a handoff moves, on all four programs."""
+    pages = {engine.role: conformance.Client(engine.http).page() for engine in (pair.prefill, pair.decode)}
+    found: dict[str, float] = {}
+    for role, page in pages.items():
+        for name in ("nixl_bytes_transferred_count", "nixl_num_failed_transfers_total", "nixl_num_kv_expired_reqs_total"):
+            found[f"{role} {name}"] = shapes.total(page, f"vllm:{name}")
+        for name in ("external_prefix_cache_queries_total", "external_prefix_cache_hits_total", "generation_tokens_total"):
+            found[f"{role} {name}"] = shapes.total(page, f"vllm:{name}")
+        for source in ("local_compute", "local_cache_hit", "external_kv_transfer"):
+            found[f"{role} {source}"] = shapes.total(page, "vllm:prompt_tokens_by_source_total", source=source)
+        found[f"{role} ended by length"] = shapes.total(page, "vllm:request_success_total", finished_reason="length")
+    for engine in (pair.prefill, pair.decode):
+        client = conformance.Client(engine.lmcache)
+        stored = client.json("GET", "/status")["storage_manager"]["l1_manager"]
+        found[f"{engine.role} lmcache objects"] = stored["total_object_count"]
+        for name in ("lookups_requests_total", "lookup_requested_tokens_total", "lookup_hit_tokens_total"):
+            found[f"{engine.role} lmcache {name}"] = shapes.total(client.page(), f"lmcache_mp_{name}")
+    return found
+
+
+def moved_by_one_handoff(pair: local.Stack) -> dict[str, float]:
+    """The counters that one handoff moves, and by how much. Waits until they rest: engines and servers count a little later."""
+    tokens = random.Random().choices(range(10, 500), k=PROMPT_TOKENS)  # the same number of tokens for every tokenizer, and new
+    request = {"model": local.MODEL_NAME, "prompt": tokens, "temperature": 0, "ignore_eos": True}
+    before = counters(pair)
+    asked = {"do_remote_decode": True, "do_remote_prefill": False}
+    prefill, decode = conformance.Client(pair.prefill.http, 120), conformance.Client(pair.decode.http, 120)
+    first = prefill.json("POST", "/v1/completions", {**request, "max_tokens": 1, "kv_transfer_params": asked})
+    second = {**request, "max_tokens": ANSWER_TOKENS, "kv_transfer_params": first["kv_transfer_params"]}
+    answer = decode.json("POST", "/v1/completions", second)
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"] == {**answer["usage"], "prompt_tokens": PROMPT_TOKENS, "completion_tokens": ANSWER_TOKENS}
+    last: dict[str, float] = {}
+    deadline = time.monotonic() + COUNTERS_WAIT_S
+    while True:
+        time.sleep(3.0)
+        now = counters(pair)
+        if now == last and now["decode nixl_bytes_transferred_count"] > before["decode nixl_bytes_transferred_count"]:
+            return {name: value - before[name] for name, value in now.items() if value != before[name]}
+        assert time.monotonic() < deadline, f"the counters did not come to rest in {COUNTERS_WAIT_S:.0f} s: {last} then {now}"
+        last = now
+
+
+def record(start: Callable[[Path], AbstractContextManager[local.Stack]], logs: Path) -> dict[str, Any]:
+    """Start a pair, run the script, and stop the pair; the record lies beside the logs as well."""
+    with start(logs) as pair:
+        moved = moved_by_one_handoff(pair)
+        found = conformance.record_of(pair.prefill.http, pair.decode.http, pair.prefill.lmcache, timeout_s=120.0)
+    (logs / "record.json").write_text(json.dumps({"moved": moved, **found}, indent=1, sort_keys=True))
+    return {"moved": moved, **found}
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return record(lambda logs: local.real_stack(ensure(), logs), tmp_path_factory.mktemp("real"))
+
+
+@pytest.fixture(scope="module")
+def standin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return record(standin_stack, tmp_path_factory.mktemp("standin"))
+
+
+def test_the_real_pair_hands_over(real: dict[str, Any]) -> None:
+    """Guards the comparison: two pairs that do nothing would be equal."""
+    chunks = PROMPT_TOKENS // local.CHUNK
+    assert real["moved"] == {
+        "prefill local_compute": PROMPT_TOKENS,
+        "prefill external_prefix_cache_queries_total": PROMPT_TOKENS,
+        "prefill generation_tokens_total": 1,
+        "prefill ended by length": 1,
+        "prefill lmcache objects": chunks,
+        "prefill lmcache lookups_requests_total": 1,
+        "prefill lmcache lookup_requested_tokens_total": chunks * local.CHUNK,
+        "decode nixl_bytes_transferred_count": 1,
+        "decode external_prefix_cache_queries_total": PROMPT_TOKENS,
+        "decode external_prefix_cache_hits_total": PROMPT_TOKENS,
+        "decode external_kv_transfer": PROMPT_TOKENS,
+        "decode generation_tokens_total": ANSWER_TOKENS,
+        "decode ended by length": 1,
+        "decode lmcache lookups_requests_total": 1,
+        "decode lmcache lookup_requested_tokens_total": chunks * local.CHUNK,
+    }
+    assert len(real["calls"]) > 60
+
+
+def test_one_handoff_moves_the_same_counters(standin: dict[str, Any], real: dict[str, Any]) -> None:
+    assert standin["moved"] == real["moved"]
+
+
+def test_answers_streams_and_metrics_have_the_same_shape(standin: dict[str, Any], real: dict[str, Any]) -> None:
+    assert conformance.compare(standin, real) == []

@@ -12,8 +12,6 @@ export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)/tests
 # A skipped test is a failure: the plugin tests/plugins/noskip.py turns it into one.
 PYTEST := $(PY) -m pytest -p plugins.noskip
 TIERS  := lint test-unit test-integration test-e2e test-real
-# The quick start makes its own cluster; a machine holds one cluster with real nodes at a time.
-QUICKSTART := tests/e2e/test_quickstart.py
 STAMP  := $(VENV)/.installed
 # uv only writes lock files; what installs from them is pip.
 UV     := 0.13.9
@@ -72,14 +70,13 @@ test: setup ## Everything: lint, unit, integration, e2e and the real engines, wi
 
 # The tiers are cut by marker, not by folder, so that every test runs in exactly one of them.
 test-unit: venv ## Tests without a cluster.
-	$(PYTEST) -m "not cluster and not nodes and not real"
+	$(PYTEST) -m "not cluster and not nodes and not alone and not real"
 
 test-integration: setup ## Tests against a real API server, some with KWOK nodes.
-	$(PYTEST) -m "cluster and not nodes and not real"
+	$(PYTEST) -m "cluster and not nodes and not alone and not real"
 
-test-e2e: setup ## Tests with real kubelets, real routers and stand-in engines.
-	$(PYTEST) -m "nodes and not real" --ignore $(QUICKSTART)
-	$(PYTEST) $(QUICKSTART)
+test-e2e: setup ## Tests with real kubelets, real routers and stand-in engines; the quick start; the test cluster itself.
+	$(PYTEST) -m "(nodes or alone) and not real"
 
 test-real: setup ## Tests with vLLM on CPU, LMCache and NIXL.
 	$(PYTEST) -m real

@@ -1,6 +1,6 @@
 """Every command of docs/quickstart.md, in order, as a reader would type it.
 
-The demo makes its own cluster with real nodes, and a machine holds one of those at a time: `make test-e2e` runs this file alone.
+The demo makes its own cluster with real nodes, and a machine holds one of those at a time: hence the marker `alone`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cluster.progress import say
 from demo.stack import NAME
 from plugins.quickstart import PAGE, blocks
 
-pytestmark = [pytest.mark.nodes, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.nodes, pytest.mark.alone, pytest.mark.timeout(3600)]
 BLOCK_LIMIT_S = 2400.0  # the first `make demo` on a machine may have to build the cluster's programs
 
 

@@ -20,7 +20,7 @@ from pd_operator.kube.store import Stores
 from pd_operator.manager import Manager
 from pd_operator.settings import Settings
 
-LEASE = LeaseTiming(lease_duration=6.0, renew_deadline=4.0, retry_period=0.4, give_up_after=5.0)
+LEASE = LeaseTiming(lease_duration=12.0, renew_deadline=8.0, retry_period=0.5, give_up_after=5.0)
 WATCH = Timing(give_up_after=2.0, backoff_base=0.05, backoff_cap=0.5)
 Key = tuple[str, str]
 

@@ -183,7 +183,7 @@ async def test_a_lost_lease_ends_the_process_and_its_writes(
         await until("a reconcile runs", lambda: notes.calls)
         fault = proxy.add(Fault(path="/leases", drop=True, times=FOREVER))
         await until("the lease is asked for", lambda: fault.used)
-        assert await asyncio.wait_for(task, 10) == 1
+        assert await asyncio.wait_for(task, 20) == 1
         assert not manager.elector.is_leader()
     lost = next(n for n, seen in enumerate(proxy.seen) if "/leases" in seen.path and seen.status == 0)
     writes = [seen.path for seen in proxy.seen[lost:] if seen.method != "GET" and "/leases" not in seen.path]
@@ -241,6 +241,18 @@ async def test_a_watch_that_ends_for_good_ends_the_process(
     async with running(proxy.kubeconfig, Notes(), settings(namespace), synced=False) as (_, task):
         assert await asyncio.wait_for(task, 30) == 1, what
     assert any(says in record.getMessage() for record in caplog.records if "exit code 1" in record.getMessage())
+
+
+async def test_a_process_whose_watch_ended_exits_with_1_and_not_by_force(
+    client: KubeClient, proxy: FaultProxy, namespace: str
+) -> None:
+    """kopf may leave tasks behind that never end; the process must not wait for them, nor be killed by kopf's last resort."""
+    proxy.add(Fault(path=r"pdpools$", status=404, times=FOREVER))
+    async with program(proxy.kubeconfig, namespace, "one") as one:
+        await one.expect("ends with exit code 1: kopf: APINotFoundError")
+        started = time.monotonic()
+        assert await one.end(10) == 1
+        assert time.monotonic() - started < 5
 
 
 async def test_an_outage_of_the_api_server_ends_the_leader_and_not_the_follower(

@@ -144,7 +144,7 @@ class Rig:
             TimeoutError: it did not come to an end; the last result is in the message.
         """
         run, begin = Run(), time.monotonic()
-        lagging = Lagging(self.stores, key[0]) if behind else None
+        lagging = Lagging(self.stores, key) if behind else None
         current = reconciler or self.reconciler(tap, lagging)
         last: object = None
         calm = 0
@@ -181,16 +181,15 @@ class Rig:
 
 
 class Lagging(Stores):
-    """Stores of one namespace that show what was there at the last `catch_up`."""
+    """Stores of one object that show what was there at the last `catch_up`."""
 
-    def __init__(self, live: Stores, namespace: str) -> None:
+    def __init__(self, live: Stores, key: tuple[str, str]) -> None:
         super().__init__()
         self._live = live
-        self._namespace = namespace
+        self._key = key
 
     def catch_up(self) -> None:
         """See what the watches have shown so far."""
-        self.children.replace(
-            "all", {(c.kind, c.namespace, c.name): c for c in self._live.children if c.namespace == self._namespace}
-        )
-        self.pods.replace("all", {(p.namespace, p.name): p for p in self._live.pods if p.namespace == self._namespace})
+        children, pods = self._live.children.by_owner(*self._key), self._live.pods.by_owner(*self._key)
+        self.children.replace("all", {(c.kind, c.namespace, c.name): c for c in children})
+        self.pods.replace("all", {(p.namespace, p.name): p for p in pods})

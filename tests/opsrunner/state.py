@@ -74,11 +74,10 @@ def router_selectors(pod: Object) -> dict[str, dict[str, str]]:
 
 
 def normalised(found: Mapping[Key, Object], owner: Object) -> dict[str, Any]:
-    """Children without what differs between two runs of the same: ids, times, addresses, counters, the namespace, the owner's uid.
+    """Children without what differs between two runs of the same: ids, times, addresses, counters, the owner's names and uid.
 
     Field managers stay: who owns what is part of the end state.
     """
-    texts = {owner["metadata"]["uid"]: "OWNER-UID", owner["metadata"]["namespace"]: "NAMESPACE"}
     result: dict[str, Any] = {}
     for (kind, name), obj in sorted(found.items()):
         body = {key: value for key, value in obj.items() if key not in {"status", "apiVersion", "kind"}}
@@ -86,28 +85,31 @@ def normalised(found: Mapping[Key, Object], owner: Object) -> dict[str, Any]:
         body["metadata"]["managers"] = _managers(obj)
         annotations = dict(body["metadata"].get("annotations", {}))
         annotations.pop("deployment.kubernetes.io/revision", None)
-        annotations.pop("pdserve.dev/applied-hash", None)  # it hashes the namespace and the owner's uid
+        annotations.pop("pdserve.dev/applied-hash", None)  # it hashes the names and the owner's uid
         body["metadata"]["annotations"] = annotations
         if kind == "Service":
             body["spec"] = {key: value for key, value in obj["spec"].items() if key not in ADDRESSES}
         if kind == "PDPool":
             body["status"] = {k: v for k, v in obj.get("status", {}).items() if k not in {"conditions", "observedGeneration"}}
-        text = json.dumps(body, sort_keys=True)
-        for old, new in texts.items():
-            text = text.replace(old, new)
-        result[f"{kind}/{name}"] = json.loads(text)
-    return result
+        result[f"{kind}/{name}"] = body
+    return _anonymous(result, owner)
 
 
 def settled_status(obj: Object) -> dict[str, Any]:
-    """Status of a PDDeployment without times and generations."""
+    """Status of a PDDeployment without times, generations, nodes and names."""
     status = dict(obj.get("status") or {})
     status.pop("observedGeneration", None)
     status["conditions"] = {
         c["type"]: (c["status"], c["reason"], re.sub(r"on \d+ nodes", "on N nodes", c["message"]))
         for c in status.get("conditions", [])
     }
-    text = json.dumps(status, sort_keys=True).replace(obj["metadata"]["namespace"], "NAMESPACE")
+    return _anonymous(status, obj)
+
+
+def _anonymous(value: Any, owner: Object) -> dict[str, Any]:
+    text = json.dumps(value, sort_keys=True)
+    for key in ("uid", "namespace", "name"):
+        text = text.replace(str(owner["metadata"][key]), f"OWNER-{key.upper()}")
     parsed: dict[str, Any] = json.loads(text)
     return parsed
 

@@ -50,7 +50,7 @@ OLD = EXPECTATION + 1
 CASES: dict[str, tuple[Callable[[], Applier], bool]] = {
     "nothing known, as after a restart": (lambda: applier(written=False), True),
     "nothing known and nothing there": (lambda: applier(None, written=False), True),
-    "as it was written": (lambda: applier(), False),
+    "as it was written": (applier, False),
     "as it was written, long ago": (lambda: applier(age=OLD), False),
     "another manifest is wanted": (lambda: applier(hash="other"), True),
     "another manifest is wanted, and the watch is behind": (

@@ -110,7 +110,7 @@ def test_dockerfile_runs_as_a_number_and_pulls_no_moving_tag() -> None:
     assert all(
         "--require-hashes" in line or "--no-deps" in line or " wheel " in line
         for line in text.splitlines()
-        if "pip" in line and " install" in line
+        if "bin/pip" in line and " install " in line
     )
 
 

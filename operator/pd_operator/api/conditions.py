@@ -75,7 +75,6 @@ class Reason(StrEnum):
     UPDATED = "Updated"
     ROLLING_OUT = "RollingOut"
     NO_CAPACITY_FOR_PAIR = "NoCapacityForPair"
-    DEADLINE_EXCEEDED = "DeadlineExceeded"
     AS_EXPECTED = "AsExpected"
     RENDERER_CHANGED = "RendererChanged"
 
@@ -158,9 +157,6 @@ REASONS: Mapping[Reason, ReasonDoc] = {
         (Type.PROGRESSING,),
         "The new revision does not fit beside the old one.",
         "Add the resources that the message names; otherwise the old slice goes first.",
-    ),
-    Reason.DEADLINE_EXCEEDED: ReasonDoc(
-        (Type.PROGRESSING,), "No progress within rollout.progressDeadlineSeconds.", "Read the other conditions for the cause."
     ),
     Reason.AS_EXPECTED: ReasonDoc((Type.DEGRADED, Type.UPDATE_AVAILABLE, Type.RECONCILING, Type.STALLED), "Nothing to report."),
     Reason.RENDERER_CHANGED: ReasonDoc(

@@ -164,14 +164,18 @@ def _update_available(plan: Plan) -> Condition:
 
 
 def _ready(snapshot: Snapshot, plan: Plan, found: Sequence[Condition]) -> Condition:
-    """Ready is the first condition that stands in the way, with its own reason and message."""
+    """Ready takes over the reason and message of what stands in the way."""
     if plan.refusal is None and snapshot.spec.suspend:
         return Condition(Type.READY, "False", Reason.SUSPENDED, "spec.suspend is true")
-    for blocking in (Type.ACCEPTED, Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY):
-        condition = next(c for c in found if c.type is blocking)
-        if condition.status != "True":
-            still = " (what served before keeps serving)" if blocking is Type.ACCEPTED and snapshot.deployments() else ""
-            return Condition(Type.READY, "False", condition.reason, f"{blocking.value}: {condition.message}{still}")
+    by_type = {c.type: c for c in found}
+    blocking = [
+        by_type[t] for t in (Type.ACCEPTED, Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY) if by_type[t].status != "True"
+    ]
+    if blocking:
+        # What only needs time stands behind what needs somebody.
+        first = next((c for c in blocking if c.reason not in (Reason.STARTING, Reason.NOT_DISCOVERED)), blocking[0])
+        still = " (what served before keeps serving)" if first.type is Type.ACCEPTED and snapshot.deployments() else ""
+        return Condition(Type.READY, "False", first.reason, f"{first.type.value}: {first.message}{still}")
     if _serving(snapshot, plan) is None:
         return Condition(Type.READY, "False", Reason.ROLLING_OUT, plan.rollout.message)
     return Condition(Type.READY, "True", Reason.READY, f"serving at http://{snapshot.name}.{snapshot.namespace}.svc")

@@ -40,6 +40,7 @@ __all__ = ["Manager", "NoCluster", "ReconcileFactory", "Reconciler", "StartFaile
 MIN_SERVER = (1, 29)  # native sidecar containers
 SERVER_WAIT = 60.0  # seconds for the API server to answer and to serve our kinds
 SYNC_WAIT = 120.0  # seconds for all first lists
+CANCEL_WAIT = 1.0  # seconds a cancelled task has to end
 LEFTOVERS_WAIT = 1.0  # seconds for tasks that are left when everything of ours has ended
 RESYNC_SPREAD = 30.0  # seconds over which the keys of a resync are spread
 RESYNC_RETRY = 30.0  # seconds after a resync that could not list
@@ -243,7 +244,7 @@ class Manager:
             "stops: %d keys wait, the longest running reconcile takes %.1f s", len(self.queue), self.queue.longest_running()
         )
         self.queue.shutdown()
-        lost = self._lease_task.done() and isinstance(self._lease_task.exception(), LeaseLost)
+        lost = self._lease_task.done() and not self._lease_task.cancelled() and isinstance(self._lease_task.exception(), LeaseLost)
         # A replica that is not leader any more must not write: its reconciles are cut off.
         drain = self.settings.drain_seconds if self.synced and not lost else 0.0
         await self._end(self._workers, drain)
@@ -253,7 +254,7 @@ class Manager:
         await self._end(self._kopf, KOPF_STOP + 1)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.wait(self._tasks, timeout=CANCEL_WAIT)
 
     async def _end(self, task: asyncio.Task[None], seconds: float) -> None:
         """Wait for a task, then cancel it."""
@@ -263,7 +264,7 @@ class Manager:
             if seconds:
                 logger.warning("%s did not end within %.0f s and is cut off", self._tasks[task], seconds)
             task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+            await asyncio.wait([task], timeout=CANCEL_WAIT)
 
     def stream_ages(self) -> dict[str, float]:
         """Seconds since each watch last heard from the server."""

@@ -34,7 +34,7 @@ async def test_a_live_edit_ends_no_engine_pod(served: Served) -> None:
     served.apply()
     served.ready()
     uids = {pod["metadata"]["uid"] for role in ("prefill", "decode") for pod in served.pods(role)}
-    served.apply(router={"replicas": 1}, rollout={"drainTimeout": "60s"}, verification="Disabled", decode={"replicas": 2})
+    served.apply(router={"replicas": 1}, verification="Disabled", decode={"replicas": 2})
     served.until("two decode pods", lambda: len(served.pods("decode")) == 2 and len(served.pods("router")) == 1)
     served.ready()
     assert uids <= {pod["metadata"]["uid"] for role in ("prefill", "decode") for pod in served.pods(role)}

@@ -7,12 +7,14 @@ import base64
 import json
 import re
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import yaml
+from kubernetes.aio.config import incluster_config
 
 from cluster.handle import Cluster
 from faults.objects import deployment, install_crds, pod, pool, service
@@ -301,3 +303,42 @@ async def test_without_credentials_the_error_names_the_places(tmp_path: Path, mo
         await KubeClient.connect()
     with pytest.raises(NoCluster, match="missing"):
         await KubeClient.connect(str(tmp_path / "missing"))
+
+
+async def test_a_projected_token_in_the_pod_is_read_again(
+    control_plane: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a pod: host and port from the environment, token and CA from files that the kubelet replaces."""
+    document = yaml.safe_load(control_plane.service_account_kubeconfig(namespace, "pod", tmp_path / "kubeconfig").read_text())
+    server = document["clusters"][0]["cluster"]
+    host, port = server["server"].removeprefix("https://").split(":")
+    (tmp_path / "ca.crt").write_bytes(base64.b64decode(server["certificate-authority-data"]))
+    (tmp_path / "token").write_text("stale")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    original = incluster_config.InClusterConfigLoader.__init__
+
+    def impatient(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._token_refresh_period = timedelta(0)  # a minute otherwise
+
+    monkeypatch.setattr(incluster_config.InClusterConfigLoader, "__init__", impatient)
+    client = await KubeClient.connect()
+    session = await client.new_session(lambda request, response: None)
+    path = f"/api/v1/namespaces/{namespace}/services/a"
+    try:
+        with pytest.raises(Unauthorized):
+            await client.get("Service", namespace, "a")
+        async with session.get(client.host + path) as response:
+            assert response.status == 401
+        (tmp_path / "token").write_text(document["users"][0]["user"]["token"])
+        with pytest.raises(Forbidden):  # known, but without rights
+            await client.get("Service", namespace, "a")
+        async with session.get(client.host + path) as response:  # kopf's session lives as long as the process
+            assert response.status == 403
+    finally:
+        await session.close()
+        await client.close()

@@ -15,8 +15,10 @@ from cluster.handle import Cluster
 from faults.objects import deployment, install_crds, pod, pool, service, until
 from faults.proxy import FOREVER, Fault, FaultProxy
 from faults.runtime import Notes, leading, probe, running, settings
+from pd_operator.controller.watch import CHILD_KINDS
 from pd_operator.core.result import Done, Result
 from pd_operator.kube.client import KubeClient
+from pd_operator.kube.kinds import KINDS
 
 PDDS = "pddeployments"
 
@@ -266,3 +268,34 @@ async def test_a_silent_watch_and_a_waiting_key_are_named_by_readyz(client: Kube
         assert problems["oldestKey"]["value"] > problems["oldestKey"]["limit"] == 0.5
         assert (await probe(manager, "/healthz"))[0] == 200, json.dumps(body)
         blocked.set()
+
+
+async def test_reading_needs_no_more_than_these_rights(
+    client: KubeClient, control_plane: Cluster, kubeconfig: Path, namespace: str, tmp_path: Path
+) -> None:
+    """In namespaced mode: nothing cluster-wide, nothing written but the Lease, no request refused."""
+    weak = control_plane.service_account_kubeconfig(namespace, "operator", tmp_path / "weak")
+    by_group: dict[str, list[str]] = {}
+    for kind in (*CHILD_KINDS, "PDDeployment", "Pod"):
+        by_group.setdefault(KINDS[kind].group, []).append(KINDS[kind].plural)
+    rules = [{"apiGroups": [group], "resources": plurals, "verbs": ["list", "watch"]} for group, plurals in by_group.items()]
+    rules.append({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]})
+    rbac = "rbac.authorization.k8s.io"
+    control_plane.apply(
+        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": {"name": "operator"}, "rules": rules},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "operator"},
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "operator"},
+            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": namespace}],
+        },
+        namespace=namespace,
+    )
+    notes = Notes()
+    async with FaultProxy(weak, tmp_path) as proxy, running(proxy.kubeconfig, notes, settings(namespace)) as (manager, _):
+        await leading(manager)
+        await client.create(deployment(namespace))
+        await client.apply(service(namespace, "chat"))
+        await until("it is reconciled", lambda: (namespace, "chat") in notes.calls)
+        assert [seen.path for seen in proxy.seen if seen.status in {401, 403}] == []

@@ -51,7 +51,7 @@ def name_of(verb: str, arguments: tuple[Any, ...]) -> str:
 
 
 class Tap:
-    """A KubeClient between the Reconciler and the real one: counts writes and lets `decide` break them."""
+    """A KubeClient between the Reconciler and the real one: counts writes (but events) and lets `decide` break them."""
 
     def __init__(self, client: KubeClient, decide: Decide = lambda number, verb, what: None) -> None:
         self._client = client
@@ -69,6 +69,8 @@ class Tap:
             what = name_of(name, arguments)
             if self.dead:
                 raise Crash(f"{name} {what}: the process is dead")
+            if "Event/" in what:  # best effort, and no part of the state that a crash leaves
+                return await real(*arguments, **options)
             self.writes.append(f"{name} {what}")
             fault = self._decide(len(self.writes), name, what)
             if fault is None:
@@ -85,11 +87,26 @@ class Tap:
         """The next process: its writes are counted on."""
         self.dead = False
 
+    def again(self, decide: Decide) -> Tap:
+        """The same client under another rule, counting from one."""
+        self._decide, self.writes, self.faults = decide, [], 0
+        return self
+
+
+@dataclass
+class Process:
+    """A Reconciler and what it sees."""
+
+    reconciler: Reconciler
+    stores: Stores
+
 
 @dataclass
 class Run:
-    """What happened while one object was driven to its end."""
+    """What happened while one object was driven to its end, and the process that ended it."""
 
+    tap: Tap
+    process: Process
     passes: int = 0
     crashes: int = 0
     errors: int = 0
@@ -126,41 +143,34 @@ class Rig:
         return Reconciler(client, stores or self.stores, self.settings, EventRecorder(client, "in-process"))
 
     async def drive(
-        self,
-        key: tuple[str, str],
-        tap: Tap,
-        *,
-        reconciler: Reconciler | None = None,
-        behind: int = 0,
-        timeout: float = 120.0,
+        self, key: tuple[str, str], tap: Tap, *, process: Process | None = None, behind: int = 0, timeout: float = 120.0
     ) -> Run:
-        """Reconcile until the object is Ready and up to date and a further pass writes nothing.
+        """Reconcile until the object is Ready and up to date and further passes write nothing.
 
         Args:
-            reconciler: the process that begins; a new one by default.
-            behind: the stores show the world as it was at every `behind`-th pass.
+            process: that of an earlier run, with what it remembers; a new one by default.
+            behind: the stores show what was there at every `behind`-th pass.
 
         Raises:
             TimeoutError: it did not come to an end; the last result is in the message.
         """
-        run, begin = Run(), time.monotonic()
-        lagging = Lagging(self.stores, key) if behind else None
-        current = reconciler or self.reconciler(tap, lagging)
+        process = process or self._process(key, tap, behind)
+        run, begin = Run(tap, process), time.monotonic()
         last: object = None
         calm = 0
         for number in range(PASSES):
-            if lagging and number % behind == 0:
-                lagging.catch_up()
+            if isinstance(run.process.stores, Lagging) and number % behind == 0:
+                run.process.stores.catch_up()
             writes = len(tap.writes)
             seen = self.stores.children.generation, self.stores.pods.generation
             try:
-                last = await current.reconcile(key)
+                last = await run.process.reconciler.reconcile(key)
             except Crash:
                 run.crashes += 1
                 tap.revive()
-                current = self.reconciler(tap, lagging)
+                run.process = self._process(key, tap, behind)
                 last = "crashed"
-            except (ApiError, TimeoutError) as error:
+            except (ApiError, TimeoutError, ConnectionError) as error:
                 run.errors += 1
                 last = error
             run.passes += 1
@@ -172,6 +182,13 @@ class Rig:
             await self._changed(seen)
         run.writes, run.seconds = list(tap.writes), time.monotonic() - begin
         return run
+
+    def _process(self, key: tuple[str, str], tap: Tap, behind: int) -> Process:
+        """A process that starts now: it has listed the world."""
+        stores = Lagging(self.stores, key) if behind else self.stores
+        if isinstance(stores, Lagging):
+            stores.catch_up()
+        return Process(self.reconciler(tap, stores), stores)
 
     async def _changed(self, seen: tuple[int, int]) -> None:
         """Wait for a change of the stores, at most a moment."""

@@ -13,8 +13,10 @@ from cluster import images
 from cluster.handle import Cluster
 from demo import stack
 from served import Served
+from served.fixtures import clear, install
 from traffic.load import connections
 
+__all__ = ["install"]  # a fixture
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 
 CHUNK = 64  # tokens; docs/examples/chat-vllm-cpu.yaml
@@ -40,8 +42,8 @@ def real_served(install: Cluster) -> Iterator[Served]:
     install.apply(_example(), namespace=namespace)
     handle.ready(READY_LIMIT_S)
     yield handle
-    install.kubectl("delete", "pdd", "--all", "-n", namespace, "--timeout=60s", timeout=70)
-    install.kubectl("delete", "namespace", namespace, "--timeout=180s", timeout=190)
+    clear(install, namespace)
+    install.kubectl("delete", "namespace", namespace, "--timeout=120s", timeout=130)
 
 
 def _example(**changes: Any) -> dict[str, Any]:

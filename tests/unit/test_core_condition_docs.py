@@ -9,7 +9,7 @@ import builders
 import pytest
 
 from pd_operator.api import condition_docs
-from pd_operator.api.conditions import REASONS, Reason, Type
+from pd_operator.api.conditions import REASONS, PoolType, Reason, Type
 
 PAGE = builders.ROOT / "docs" / "reference" / "conditions.md"
 CODE = builders.ROOT / "operator" / "pd_operator"
@@ -37,7 +37,7 @@ def test_every_reason_is_documented_with_a_condition_that_can_have_it() -> None:
 
 def test_the_page_has_a_row_for_every_condition_and_reason() -> None:
     rows = re.findall(r"^\| (\w+) \| (.+?) \|", condition_docs.markdown(), flags=re.M)
-    assert {name for name, _ in rows} >= {*Type, *Reason}
+    assert {name for name, _ in rows} >= {*Type, *PoolType, *Reason}
     assert all(cell.strip() for _, cell in rows)
 
 

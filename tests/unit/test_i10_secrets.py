@@ -13,7 +13,9 @@ from pydantic import ValidationError
 from pd_operator.api.conditions import Reason
 from pd_operator.api.types import PDDeploymentSpec
 from pd_operator.core.compatibility import invalid, review
+from pd_operator.core.diagnosis import diagnose
 from pd_operator.core.names import ROLES
+from pd_operator.core.observed import ContainerFact, PodFact
 from pd_operator.core.plan import make_plan
 from pd_operator.core.status import build_status, refused_status
 from pd_operator.core.transitions import transitions
@@ -162,3 +164,25 @@ def test_a_router_may_list_and_watch_pods_and_nothing_else() -> None:
 
 def test_roles_are_named_as_in_the_spec() -> None:
     assert set(ROLES) == set(make_spec().roles)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Authorization: Bearer abcdef0123456789",
+        "using HF_TOKEN=hf_abcdefghijklmnop",
+        "login with hf_abcdefghijklmnop failed",
+        '{"api_key": "sk-abcdefghijklmnop"}',
+        "password: correcthorse",
+    ],
+)
+def test_a_program_that_names_its_credential_does_not_put_it_into_status(line: str) -> None:
+    container = ContainerFact(
+        "engine", waiting_reason="CrashLoopBackOff", restarts=3, exit_code=1, exit_message=f"start\n{line}\nend"
+    )
+    pod = PodFact("demo", "p", "u", scheduled=True, containers=(container,))
+    found = diagnose([pod])
+    assert found is not None
+    assert "[redacted]" in found[1]
+    for secret in ("abcdef0123456789", "abcdefghijklmnop", "correcthorse"):
+        assert secret not in found[1]

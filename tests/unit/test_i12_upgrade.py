@@ -143,11 +143,16 @@ def test_the_stored_template_is_what_the_server_gives_back(before: StoredRevisio
     assert not bundle.renderer_changed
 
 
-def test_an_edit_of_the_drain_timeout_is_not_blamed_on_the_operator(before: StoredRevision) -> None:
-    """rollout is live: no engine pod is touched, and the message of UpdateAvailable would name the wrong cause."""
-    bundle = run({"rollout": {"drainTimeout": "600s"}}, revisions=(before,))
-    assert templates(bundle) == before.templates
-    assert not bundle.renderer_changed
+def test_a_live_edit_does_not_hide_that_the_renderer_changed(upgraded: StoredRevision) -> None:
+    assert run({"router": {"replicas": 3}}, revisions=(upgraded,)).renderer_changed
+
+
+def test_no_live_field_reaches_an_engine_template(before: StoredRevision) -> None:
+    """Else an edit of it would be kept from the pods and blamed on the renderer."""
+    bundle = run(
+        {"router": {"type": "vllm-router", "replicas": 5}, "rollout": {"type": "Recreate"}, "suspend": True}, revisions=(before,)
+    )
+    assert templates(bundle) == before.templates and not bundle.renderer_changed
 
 
 def test_deployments_name_the_revision_of_their_templates(before: StoredRevision) -> None:

@@ -21,7 +21,7 @@ LISTED = {  # as the design lists them; a field that moves between classes is a 
     "A": "engine model.uri model.name handoff lmcache backpressure prefill.args prefill.env decode.args decode.env"
     " placement.transferDomain rollout.restartID",
     "B": "prefill.resources prefill.parallelism prefill.nodes prefill.template decode.resources decode.parallelism decode.nodes"
-    " decode.template lmcache.l1Size",
+    " decode.template lmcache.l1Size rollout.drainTimeout",
     "C": "prefill.replicas decode.replicas suspend scaling slo placement.maxDomains placement.schedulingTimeout router gateway"
     " model.configMapRef verification rollout",
 }
@@ -75,6 +75,8 @@ def test_an_edit_changes_the_hash_of_its_class_alone(path: str) -> None:
     expected = {"A": {"pairing"}, "B": {path.split(".", maxsplit=1)[0]}, "C": set()}[class_of(path)]
     if path == "lmcache.l1Size":
         expected = set(ROLES)
+    if path == "rollout.drainTimeout":
+        expected = {"decode"}
     assert changed(base, deep(base, other(path))) == expected
 
 

@@ -34,7 +34,7 @@ def test_the_grace_period_covers_each_step_of_a_drain(changes: dict[str, Any]) -
         engine = containers(pod)["engine"]
         pre_stop = engine["lifecycle"]["preStop"]["sleep"]["seconds"]
         timeout = int(after(engine["args"], "--shutdown-timeout"))
-        assert pod["spec"]["terminationGracePeriodSeconds"] == pre_stop + timeout + vllm.GRACE_MARGIN, role
+        assert pod["spec"]["terminationGracePeriodSeconds"] == pre_stop + timeout + vllm.GRACE_MARGIN >= 8 + timeout + 10, role
         assert pre_stop >= vllm.DISCOVERY_LAG + 5  # routers must have dropped the pod before the engine refuses
 
 
@@ -44,7 +44,7 @@ def test_prefill_outlives_every_lease_and_decode_gets_its_drain_timeout(changes:
     lease = seconds(changes.get("handoff", {}).get("leaseDuration", "30s"))
     drain = seconds(changes.get("rollout", {}).get("drainTimeout", "120s"))
     timeouts = {role: int(after(containers(pod)["engine"]["args"], "--shutdown-timeout")) for role, pod in pods.items()}
-    assert timeouts["prefill"] >= lease + vllm.LEASE_MARGIN
+    assert timeouts["prefill"] >= lease + 5
     assert drain <= timeouts["decode"] < drain + 1
 
 

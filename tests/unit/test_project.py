@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 import subprocess
@@ -121,6 +122,16 @@ def test_ci_runs_everything() -> None:
     done = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     for tier in ("lint", "test-unit", "test-integration", "test-e2e", "test-real"):
         assert tier in done.stdout
+
+
+def test_every_test_is_in_exactly_one_tier() -> None:
+    """Whatever markers a test has, one of the Makefile's expressions takes it, and no other does."""
+    expressions = re.findall(r"^\t\$\(PYTEST\) -m (.+)$", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert len(expressions) == 4
+    markers = ("cluster", "nodes", "alone", "real")
+    for values in itertools.product((False, True), repeat=len(markers)):
+        taken = [eval(text.strip('"'), {}, dict(zip(markers, values, strict=True))) for text in expressions]
+        assert sum(taken) == 1, dict(zip(markers, values, strict=True))
 
 
 def test_every_make_target_that_a_document_names_exists() -> None:

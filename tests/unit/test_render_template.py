@@ -139,8 +139,8 @@ def test_null_takes_a_field_away() -> None:
 
 def test_tolerations_append_without_doubles() -> None:
     base = merge(OURS, {"spec": {"tolerations": [{"key": "a"}]}})
-    found = merge(base, {"spec": {"tolerations": [{"key": "a"}, {"key": "b"}]}})
-    assert found["spec"]["tolerations"] == [{"key": "a"}, {"key": "b"}]
+    for theirs in ([{"key": "b"}], [{"key": "a"}, {"key": "b"}]):
+        assert merge(base, {"spec": {"tolerations": theirs}})["spec"]["tolerations"] == [{"key": "a"}, {"key": "b"}]
 
 
 NAMES = st.sampled_from(["engine", "mine", "lmcache"])

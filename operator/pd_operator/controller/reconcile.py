@@ -35,7 +35,7 @@ from pd_operator.settings import Settings
 from pd_operator.upstream import catalog
 
 RECHECK = 15.0  # seconds until a missing reference or a conflicting object is looked at again
-SAFETY = 60.0  # seconds; events bring us back earlier
+SAFETY = 20.0  # seconds; events bring us back earlier, but for a pod that goes on being unschedulable
 LEFTOVERS = 2.0  # seconds; garbage collection of a deleted object of the same name
 WAITING_REASONS = frozenset({Reason.MISSING_REFERENCE, Reason.NAME_CONFLICT, Reason.WRITE_REFUSED})
 

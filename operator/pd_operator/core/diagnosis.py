@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from pd_operator.api.conditions import Reason
@@ -12,6 +13,12 @@ IMAGE_REASONS = frozenset(
 )
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 MAX_DETAIL = 400  # characters of a kubelet's or a program's own message
+
+# A program's last lines may name a credential; they go into status and events (invariant I10).
+SECRETS = re.compile(
+    r"""((?:token|api[_-]?key|password|passwd|secret|authorization|bearer)["']?\s*[=:]?\s*["']?(?:bearer\s+)?|\b(?:hf_|sk-))[A-Za-z0-9+/_.~-]{6,}=*""",
+    re.IGNORECASE,
+)
 
 Cause = tuple[Reason, str]
 
@@ -71,7 +78,8 @@ def _crash(pod: PodFact) -> Cause | None:
         return None
     code = "" if bad.exit_code is None else f", last exit code {bad.exit_code}"
     why = f" ({bad.exit_reason})" if bad.exit_reason and bad.exit_reason != "Error" else ""
-    said = f": {_short(bad.exit_message, tail=True)}" if bad.exit_message.strip() else ""
+    last_words = _short(SECRETS.sub(r"\1[redacted]", bad.exit_message), tail=True)
+    said = f": {last_words}" if last_words else ""
     remedy = "raise its memory limit; " if bad.exit_reason == "OOMKilled" else ""
     return (
         Reason.CRASH_LOOP,

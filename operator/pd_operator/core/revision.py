@@ -51,6 +51,7 @@ CLASSES: Mapping[str, Class] = {
     "backpressure": "A",
     "rollout": "C",
     "rollout.restartID": "A",
+    "rollout.drainTimeout": "B",  # decode's shutdown time and grace period stand in its pod template
     "verification": "C",
 }
 
@@ -79,7 +80,8 @@ def pairing_hash(spec: PDDeploymentSpec) -> str:
 
 def role_hash(spec: PDDeploymentSpec, role: Role) -> str:
     """Hash of class B of one role, 6 hex digits."""
-    mine = {p: v for p, v in _leaves(_intent(spec)) if class_of(p) == "B" and p.split(".")[0] in (role, "lmcache")}
+    parts = (role, "lmcache", "rollout") if role == "decode" else (role, "lmcache")
+    mine = {p: v for p, v in _leaves(_intent(spec)) if class_of(p) == "B" and p.split(".")[0] in parts}
     return _hash(mine, 6)
 
 

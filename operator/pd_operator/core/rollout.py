@@ -22,6 +22,8 @@ from pd_operator.core.names import FRONT, ROLES, SLICE, slice_name
 from pd_operator.core.observed import ChildFact
 from pd_operator.core.snapshot import ROUTER, Snapshot
 
+PATIENCE = 30.0  # seconds that a pod is unschedulable before a serving slice ends for it
+
 
 class State(StrEnum):
     """State of a slice, as status shows it."""
@@ -97,7 +99,7 @@ def _replace(
         message = f"{', '.join(ending)} ends before {name} starts; {', '.join(serving) or 'nothing'} serves"
         return RolloutPlan((*keep, *others), Reason.ROLLING_OUT, message)
     missing = _missing(snapshot, name)
-    if missing and not ending and _frees(snapshot, missing, serving):
+    if missing and not ending and not _patience(snapshot, name) and _frees(snapshot, revision, missing, serving):
         slices = (SlicePlan(name, revision, State.DARK), *(_remove(snapshot, s) for s in serving), *others)
         message = f"{name} does not fit beside {', '.join(old)} ({missing}); the old slice ends first"
         return RolloutPlan(slices, Reason.NO_CAPACITY_FOR_PAIR, message)
@@ -168,12 +170,44 @@ def _missing(snapshot: Snapshot, name: str, roles: Sequence[str] = ROLES) -> str
     return ", ".join(f"Insufficient {resource}" for resource in found)
 
 
-def _frees(snapshot: Snapshot, missing: str, slices: list[str]) -> bool:
-    """Whether ending the slices frees some of every resource that is missing."""
+def _frees(snapshot: Snapshot, revision: str, missing: str, slices: Sequence[str]) -> bool:
+    """Whether ending the slices frees enough of every missing resource for a pod of the new revision.
+
+    Not a promise that the pod then fits (resources are counted over all nodes), but a pod that asks for more than the
+    old slice holds can never be helped that way, so what serves is not ended for it.
+    """
     resources = [part.removeprefix("Insufficient ") for part in missing.split(", ")]
-    revisions = {snapshot.revision_of(s) for s in slices}
-    templates = [t for r in snapshot.revisions if r.pairing in revisions for t in r.templates.values()]
-    return bool(templates) and all(any(requested(t, resource) > 0 for t in templates) for resource in resources)
+    wanted = _templates(snapshot, revision)
+    held = [
+        (d.workload.spec_replicas or 0, role, snapshot.revision_of(s))
+        for s in slices
+        for role, d in _engines(snapshot, s)
+        if d.workload
+    ]
+    for resource in resources:
+        needed = max((requested(t, resource) for t in wanted.values()), default=0.0)
+        freed = sum(n * requested(_templates(snapshot, r).get(role, {}), resource) for n, role, r in held)
+        if freed <= 0 or freed < needed:
+            return False
+    return bool(slices)
+
+
+def _engines(snapshot: Snapshot, slice_: str) -> list[tuple[str, ChildFact]]:
+    return [(role, d) for role, d in snapshot.deployments().get(slice_, {}).items() if role in ROLES]
+
+
+def _templates(snapshot: Snapshot, revision: str) -> Mapping[str, Mapping[str, Any]]:
+    """Newest stored pod templates of a revision, by role."""
+    found = [r for r in snapshot.revisions if r.pairing == revision]
+    return max(found, key=lambda r: r.number).templates if found else {}
+
+
+def _patience(snapshot: Snapshot, name: str) -> bool:
+    """Whether a pod of the slice has waited so briefly that other pods or a new node may still make room for it."""
+    waiting = [
+        p for role in ROLES for p in snapshot.pods_of(name, role) if p.scheduling_reason == "Unschedulable" and not p.deleting
+    ]
+    return any(p.scheduling_since and (snapshot.now - p.scheduling_since).total_seconds() < PATIENCE for p in waiting)
 
 
 def requested(template: Mapping[str, Any], resource: str) -> float:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
-from pd_operator.api.types import API_VERSION, PDDeploymentSpec
+from pd_operator.api.types import API_VERSION
 from pd_operator.core.names import (
     APPLIED_HASH,
     COMPONENT,
@@ -63,18 +61,8 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
         services.append(service)
         workloads.append(deployment)
     first = [] if stored else [_revision(snapshot, plan, templates)]
-    changed = stored is not None and _renderer_changed(snapshot, plan, stored)
+    changed = stored is not None and any(dict(templates[role]) != fresh[role] for role in ROLES)
     return _bundle([first, [*shared, *pools, *services], workloads], changed)
-
-
-def _renderer_changed(snapshot: Snapshot, plan: Plan, stored: StoredRevision) -> bool:
-    """Whether the spec of the stored revision gives other templates today. Live fields edited since are no change of ours."""
-    try:
-        spec = PDDeploymentSpec.model_validate(stored.spec)
-    except ValidationError:
-        return True
-    then = replace(snapshot, spec=spec)
-    return any(engine.pod_template(then, role, plan.revision) != dict(stored.templates[role]) for role in ROLES)
 
 
 def _bundle(stages: list[list[objects.Manifest]], changed: bool) -> Bundle:
@@ -116,7 +104,7 @@ def _revision(snapshot: Snapshot, plan: Plan, templates: Mapping[str, Mapping[st
 
 
 def _pool(snapshot: Snapshot, plan: Plan, role: Role) -> objects.Manifest:
-    """PDPool of a role. `replicas` stands in the manifest that creates it and in no later one (see INITIAL_MANAGER)."""
+    """PDPool of a role. `replicas` stands in the manifest that creates it and in no later one."""
     mine = plan.pools[role]
     spec: dict[str, Any] = {"deploymentName": snapshot.name, "role": role}
     if mine.create:

@@ -83,4 +83,6 @@ def _container(snapshot: Snapshot, slice_: SlicePlan) -> dict[str, Any]:
 
 def _engine_api_key(snapshot: Snapshot) -> Mapping[str, Any] | None:
     """Source of the engines' API key, when they have one."""
-    return next((var.value_from for var in snapshot.spec.engine.env if var.name == "VLLM_API_KEY"), None)
+    spec = snapshot.spec
+    env = [*spec.decode.env, *spec.prefill.env, *spec.engine.env]
+    return next((var.value_from for var in env if var.name == "VLLM_API_KEY"), None)

@@ -22,6 +22,11 @@ def events(api: Api, space: str, name: str, reason: str) -> list[Object]:
     return [e for e in api.list("Event", space) if e["reason"] == reason and e["regarding"]["name"] == name]
 
 
+def nudge(api: Api, space: str, name: str) -> None:
+    """An event of the object, so that a test need not wait for RECHECK."""
+    api.merge("PDDeployment", space, name, {"metadata": {"labels": {"nudge": "1"}}})
+
+
 def assert_refused(obj: Object, reason: str, *words: str) -> None:
     """Accepted, Ready, Stalled and Reconciling all say so, with the reason and the words."""
     assert waits.has(obj, "Accepted", "False", reason) and waits.has(obj, "Ready", "False", reason), waits.describe(obj)
@@ -68,7 +73,7 @@ def test_a_refused_edit_leaves_what_serves_alone(
     assert "keeps serving" in waits.conditions(obj)["Ready"]["message"]
     assert obj["status"]["currentRevision"] == before["status"]["currentRevision"] and obj["status"]["servingSlices"] == 1
     # A nudge must not make it act, nor say it twice.
-    api.merge("PDDeployment", space, name, {"metadata": {"labels": {"nudge": "1"}}})
+    nudge(api, space, name)
     time.sleep(1)
     assert state.versions(api, space, name) == children and state.uids(state.pods(api, space, name)) == pods
     (event,) = [e for e in events(api, space, name, reason) if "Accepted=False" in e["note"]]
@@ -86,6 +91,30 @@ def test_a_refused_new_object_makes_nothing(api: Api, operator: Operator, space:
     assert_refused(waits.condition(api, space, "never", "Accepted", "False"), "UnsupportedVersion", "spec.engine.version")
     time.sleep(0.5)
     assert state.children(api, space, "never") == {} and state.pods(api, space, "never") == []
+
+
+TEMPLATES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "typo": ({"nodeSelectr": {"a": "b"}}, "WriteRefused", "spec.template.spec.nodeSelectr: field not declared in schema"),
+    "type": ({"nodeSelector": {"a": 5}}, "WriteRefused", "spec.template.spec.nodeSelector.a: expected string"),
+    "twice": ({"volumes": [{"name": "a"}, {"name": "a"}]}, "WriteRefused", "spec.template.spec.volumes: duplicate entries"),
+    "value": (
+        {"tolerations": [{"key": "a", "operator": "Is"}]},
+        "WriteRefused",
+        'tolerations[0].operator: Unsupported value: "Is"',
+    ),
+}
+
+
+def test_a_template_that_the_server_refuses(api: Api, operator: Operator, space: str) -> None:
+    """No schema of ours knows a PodTemplateSpec: what the server says about it has to reach the user, not only the log."""
+    for name, (template, _, _) in TEMPLATES.items():
+        api.create(state.pdd(space, f"bad-{name}", prefill={"template": {"spec": template}}))
+    for name, (_, reason, words) in TEMPLATES.items():
+        assert_refused(waits.condition(api, space, f"bad-{name}", "Accepted", "False", reason), reason, words)
+        api.merge("PDDeployment", space, f"bad-{name}", {"spec": {"prefill": {"template": None}}})
+    for name in TEMPLATES:
+        waits.ready(api, space, f"bad-{name}")
+        api.delete("PDDeployment", space, f"bad-{name}")
 
 
 def test_a_missing_reference_is_named_and_waited_for(api: Api, operator: Operator, space: str) -> None:
@@ -187,7 +216,8 @@ def test_a_clash_beside_what_serves(api: Api, operator: Operator, space: str) ->
     assert obj["status"]["currentRevision"] == first and obj["status"]["servingSlices"] == 1
     assert state.uids(state.pods(api, space, "half")) == pods
     api.delete("Service", space, f"half-{second}-0")
-    waits.ready(api, space, "half", timeout=RECHECK + 45)
+    nudge(api, space, "half")
+    waits.ready(api, space, "half")
     api.delete("PDDeployment", space, "half")
 
 
@@ -209,7 +239,8 @@ def test_an_orphaned_child_is_not_adopted(api: Api, operator: Operator, space: s
     assert state.versions(api, space, "orphan") == left
     for kind, name in left:
         api.delete(kind, space, name)
-    waits.ready(api, space, "orphan", timeout=RECHECK + 60)
+    nudge(api, space, "orphan")
+    waits.ready(api, space, "orphan")
     api.delete("PDDeployment", space, "orphan")
 
 

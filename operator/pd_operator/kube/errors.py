@@ -43,14 +43,24 @@ class Gone(ApiError):
 
 
 class Invalid(ApiError):
-    """422: the object breaks the schema or a validation rule."""
+    """422: the object breaks the schema or a validation rule. Also the 500 of UNTYPED."""
 
 
 class Unauthorized(ApiError):
     """401: the credentials are not accepted."""
 
 
-_CLASSES: dict[int, type[ApiError]] = {401: Unauthorized, 403: Forbidden, 404: NotFound, 409: Conflict, 410: Gone, 422: Invalid}
+_CLASSES: dict[int, type[ApiError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    422: Invalid,
+}
+# Server-side apply answers 500 where other writes answer 400 or 422: an unknown field, a wrong type, a key twice in a list
+# (k8s.io/apimachinery pkg/util/managedfields/internal/structuredmerge.go, Apply). Nothing but another object mends that.
+UNTYPED = "failed to create typed patch object"
 MAX_MESSAGE = 1024  # characters kept of a server's message
 
 
@@ -69,6 +79,8 @@ def from_status(status: int, reason: str, body: bytes, headers: Mapping[str, str
     retry_after = _seconds((headers or {}).get("Retry-After"))
     if retry_after is None and isinstance(details, dict):
         retry_after = _seconds(details.get("retryAfterSeconds"))
+    if status == 500 and message.startswith(UNTYPED):
+        return Invalid(422, "Invalid", message)
     return _CLASSES.get(status, ApiError)(status, reason, message, retry_after)
 
 

@@ -71,7 +71,10 @@ def _bundle(stages: list[list[objects.Manifest]], changed: bool) -> Bundle:
 
 def _hashed(manifest: objects.Manifest) -> objects.Manifest:
     """Add the hash of the desired manifest, by which an unchanged child is recognised without a write (invariant I2)."""
-    metadata = {**manifest["metadata"], "annotations": {APPLIED_HASH: manifest_hash(manifest)}}
+    hashed = manifest
+    if manifest["kind"] == "PDPool":  # its first number is written once: the manifest without it is the same one
+        hashed = {**manifest, "spec": {k: v for k, v in manifest["spec"].items() if k != "replicas"}}
+    metadata = {**manifest["metadata"], "annotations": {APPLIED_HASH: manifest_hash(hashed)}}
     return {**manifest, "metadata": metadata}
 
 

@@ -16,12 +16,21 @@ STAMP  := $(VENV)/.installed
 # uv only writes lock files; what installs from them is pip.
 UV     := 0.13.9
 
-.PHONY: help setup packages venv lint generate lock test $(filter test-%,$(TIERS)) bench demo demo-env demo-down docs clean
+.PHONY: help setup tools images runtime packages venv lint generate lock test $(filter test-%,$(TIERS)) bench demo demo-env demo-down docs clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
 setup: venv packages ## Install what is missing: the virtual environment, then Debian packages (as root) for the test cluster.
+
+tools: packages ## Build the test cluster's tools into the cache (minutes, the first time only).
+	@$(PY) -m cluster build
+
+images: packages ## The same, and the images of the nodes' tests.
+	@$(PY) -m cluster build base router standin real operator
+
+runtime: packages ## The same for the real engines: vLLM on CPU, LMCache, NIXL, a tiny model.
+	@$(PY) -m real build >/dev/null
 
 packages: venv
 	@if [[ -z "$${PDD_KUBECONFIG:-}" ]]; then \
@@ -72,16 +81,16 @@ test: setup ## Everything: lint, unit, integration, e2e and the real engines, wi
 test-unit: venv ## Tests without a cluster.
 	$(PYTEST) -m "not cluster and not nodes and not alone and not real"
 
-test-integration: setup ## Tests against a real API server, some with KWOK nodes.
+test-integration: tools ## Tests against a real API server, some with KWOK nodes.
 	$(PYTEST) -m "cluster and not nodes and not alone and not real"
 
-test-e2e: setup ## Tests with real kubelets, real routers and stand-in engines; the quick start; the test cluster itself.
+test-e2e: images ## Tests with real kubelets, real routers and stand-in engines; the quick start; the test cluster itself.
 	$(PYTEST) -m "(nodes or alone) and not real"
 
-test-real: setup ## Tests with vLLM on CPU, LMCache and NIXL.
+test-real: images runtime ## Tests with vLLM on CPU, LMCache and NIXL.
 	$(PYTEST) -m real
 
-bench: setup ## Reconcile latency at 1 and 200 objects, memory, CPU and API calls of the operator.
+bench: tools ## Reconcile latency at 1 and 200 objects, memory, CPU and API calls of the operator.
 	$(PY) -m bench
 
 demo: setup ## A cluster, the operator, a model, a request, an answer. ENGINE=vllm runs real vLLM on CPU.

@@ -21,6 +21,10 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--kwok", type=int, default=0, help="fake nodes (default 0)")
     up.add_argument("--gpus", type=int, default=8, help="nvidia.com/gpu on each real node (default 8)")
     load = commands.add_parser("images", help="build images and import them into the real nodes")
+    build = commands.add_parser(
+        "build", help="build what tests need into the cache, so that no test waits for it: all tools, and images"
+    )
+    build.add_argument("images", nargs="*", default=[], help=f"images, of {', '.join(images.ALL)}; none unless named")
     load.add_argument(
         "images", nargs="*", default=[], help=f"of {', '.join(images.ALL)} (default: base, router, standin, operator)"
     )
@@ -38,6 +42,10 @@ def main() -> int:
     if options.command == "up":
         cluster = named.up(options.name, real=options.nodes, fake=options.kwok, gpus=options.gpus)
         print(f"export KUBECONFIG={cluster.kubeconfig}")
+    elif options.command == "build":
+        tools.tools(*tools.TOOLS)
+        for name in options.images:
+            images.ALL[name].build()
     elif options.command == "images":
         images.load(named.get(options.name), *(options.images or ("base", "router", "standin", "operator")))
     elif options.command == "status":

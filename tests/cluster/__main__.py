@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from cluster import images, named
+from cluster import images, named, tools
 from cluster.process import Processes, marked
 from cluster.teardown import sweep
 

@@ -26,7 +26,7 @@ from pd_operator.kube.client import KubeClient
 from served import chat
 
 ONE = 20  # objects, one after the other
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 KINDS = {"serviceaccounts", "roles", "rolebindings", "services", "networkpolicies", "poddisruptionbudgets", "pdpools"}
 KINDS |= {"deployments", "controllerrevisions"}
 

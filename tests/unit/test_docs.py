@@ -16,6 +16,8 @@ from pd_operator.api.conditions import Reason
 from pd_operator.api.types import PDDeploymentSpec
 from pd_operator.core import names
 from pd_operator.core.compatibility import review
+from pd_operator.core.revision import class_of
+from pd_operator.core.rollout import PATIENCE
 from pd_operator.upstream import catalog, lmcache, smg, vllm, vllm_router
 from plugins.quickstart import blocks
 
@@ -79,6 +81,18 @@ def test_labels_page_has_every_label() -> None:
         assert f"`{label}`" in text
     for label in (names.LLMD_ROLE, names.APPLIED_HASH, *(f"{k}: {v}" for k, v in smg.ENGINE_ANNOTATIONS.items())):
         assert f"`{label}`" in text
+
+
+def test_the_table_of_classes_is_that_of_the_code() -> None:
+    rows = re.findall(r"^\| ([ABC]), .*?\| (.*?) \|", (ROOT / "docs/how-it-works.md").read_text(), flags=re.M)
+    assert [letter for letter, _ in rows] == ["A", "B", "C"]
+    for letter, fields in rows:
+        for field in re.findall(r"`(.+?)`", fields):
+            assert class_of(field) == letter, field
+
+
+def test_the_page_has_the_rollouts_patience() -> None:
+    assert f"unschedulable for {PATIENCE:.0f} s" in " ".join((ROOT / "docs/how-it-works.md").read_text().split())
 
 
 def test_readme_names_the_tested_versions() -> None:

@@ -53,6 +53,7 @@ class Reconciler:
         self._recorder = recorder
         self._applier = Applier(client, stores.children)
         self._pool_status: dict[tuple[str, str, Role], tuple[str, Object]] = {}  # (uid of the PDPool, what we wrote last)
+        self._told: dict[tuple[str, str], tuple[str, str]] = {}  # (uid, the other install) of objects that are not ours
         self._server_version: tuple[int, int] | None = None
         self._install = Install(settings.install, settings.namespace, settings.pull_policy, settings.monitoring_namespace)
 
@@ -205,6 +206,7 @@ class Reconciler:
 
     def _forget(self, namespace: str, name: str) -> None:
         self._applier.forget(namespace, name)
+        self._told.pop((namespace, name), None)
         for role in ROLES:
             self._pool_status.pop((namespace, name, role), None)
 
@@ -217,7 +219,11 @@ class Reconciler:
     async def _managed_by_other(self, obj: Object, other: str) -> Result:
         """Another install owns it: say so once, write nothing, or both would write its status in turn."""
         note = f"status.controller is {other}, this install is {self._install.name}; let one install watch this namespace"
-        await self._recorder.event(obj, "Warning", Reason.MANAGED_BY_OTHER.value, note)
+        metadata = obj["metadata"]
+        key, told = (metadata["namespace"], metadata["name"]), (metadata["uid"], other)
+        if self._told.get(key) != told:  # each write of the owner brings us here
+            await self._recorder.event(obj, "Warning", Reason.MANAGED_BY_OTHER.value, note)
+            self._told[key] = told
         return Terminal(note)
 
 

@@ -9,18 +9,26 @@ from pd_operator.render import objects
 RBAC = "rbac.authorization.k8s.io"
 
 
-def manifests(snapshot: Snapshot) -> list[objects.Manifest]:
-    """Engines get no token at all; the router's Role is there before its pod (vllm-router waits 60 s after a refusal)."""
+def accounts(snapshot: Snapshot) -> list[objects.Manifest]:
+    """ServiceAccounts and the Role. Engines get no token at all."""
     engine, router = (service_account(snapshot.name, c) for c in ("engine", "router"))
     labels = base_labels(snapshot.name, ROUTER)
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
-    subjects = [{"kind": "ServiceAccount", "name": router, "namespace": snapshot.namespace}]
-    reference = {"apiGroup": RBAC, "kind": "Role", "name": router}
+    tokenless = {"automountServiceAccountToken": False}
     return [
-        objects.manifest(
-            "v1", "ServiceAccount", snapshot, engine, base_labels(snapshot.name, "engine"), automountServiceAccountToken=False
-        ),
+        objects.manifest("v1", "ServiceAccount", snapshot, engine, base_labels(snapshot.name, "engine"), **tokenless),
         objects.manifest("v1", "ServiceAccount", snapshot, router, labels),
         objects.manifest(f"{RBAC}/v1", "Role", snapshot, router, labels, rules=rules),
-        objects.manifest(f"{RBAC}/v1", "RoleBinding", snapshot, router, labels, roleRef=reference, subjects=subjects),
     ]
+
+
+def binding(snapshot: Snapshot) -> objects.Manifest:
+    """RoleBinding of the router: after its Role, whose rights the server compares with ours, and before its pod.
+
+    vllm-router waits 60 s after a refused watch (measured).
+    """
+    router = service_account(snapshot.name, "router")
+    subjects = [{"kind": "ServiceAccount", "name": router, "namespace": snapshot.namespace}]
+    reference = {"apiGroup": RBAC, "kind": "Role", "name": router}
+    labels = base_labels(snapshot.name, ROUTER)
+    return objects.manifest(f"{RBAC}/v1", "RoleBinding", snapshot, router, labels, roleRef=reference, subjects=subjects)

@@ -45,11 +45,12 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
     templates of engines come from it, so that another version of the operator changes none (invariant I12). Slices of
     other revisions are not rendered: they stay as they are until they go.
     """
-    shared = [*access.manifests(snapshot), network.front_service(snapshot), network.engine_policy(snapshot), *_budgets(snapshot)]
+    accounts = access.accounts(snapshot)
+    shared = [access.binding(snapshot), network.front_service(snapshot), network.engine_policy(snapshot), *_budgets(snapshot)]
     pools = [_pool(snapshot, plan, role) for role in ROLES]
     target = plan.target
     if target is None:
-        return _bundle([[*shared, *pools]], False)
+        return _bundle([accounts, [*shared, *pools]], False)
     fresh: dict[str, dict[str, Any]] = {role: engine.pod_template(snapshot, role, plan.revision) for role in ROLES}
     stored = next((r for r in snapshot.revisions if r.pairing == plan.revision and r.name.endswith(f"-{plan.pods}")), None)
     templates = _templates(snapshot, plan, fresh, stored)
@@ -62,7 +63,7 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
         workloads.append(deployment)
     first = [] if stored else [_revision(snapshot, plan, templates)]
     changed = stored is not None and any(dict(templates[role]) != fresh[role] for role in ROLES)
-    return _bundle([first, [*shared, *pools, *services], workloads], changed)
+    return _bundle([[*first, *accounts], [*shared, *pools, *services], workloads], changed)
 
 
 def _bundle(stages: list[list[objects.Manifest]], changed: bool) -> Bundle:

@@ -28,6 +28,8 @@ Right = tuple[str, str, str]  # verb, group, resource
 UNUSED: set[Right] = {
     # For the admission plugin OwnerReferencesPermissionEnforcement, which this API server does not have.
     ("update", "pdserve.dev", "pddeployments/finalizers"),
+    # A PDPool is created, and applied only when somebody changed it: test_reconcile_drift.py does.
+    ("patch", "pdserve.dev", "pdpools"),
     # Every PDDeployment has these children as long as it lives; a later version that plans one of them no more must remove it.
     ("delete", "", "serviceaccounts"),
     ("delete", "networking.k8s.io", "networkpolicies"),

@@ -5,8 +5,11 @@ new slice dark -> all of it ready -> its routers take the front label -> old rou
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -112,65 +115,61 @@ def test_a_restart_id_makes_a_new_revision(api: Api, operator: Operator, space: 
     assert not before & state.uids(state.pods(api, space, "restart"))
 
 
-@pytest.fixture(scope="module")
-def small(kwok_cluster: Cluster) -> Iterator[dict[str, Any]]:
-    """Two nodes of one GPU that nobody else uses; the template that puts a pod there."""
-    key = "pdserve.dev/small-test"
-    group = FakeNodes(
-        2, prefix="small", gpus=1, labels={key: "true"}, taints=[{"key": key, "value": "true", "effect": "NoSchedule"}]
-    )
-    kwok_cluster.apply(*group.manifests())
-    yield {"spec": {"nodeSelector": {key: "true"}, "tolerations": [{"key": key, "operator": "Exists"}]}}
-    kwok_cluster.kubectl("delete", "node", *group.names, "--ignore-not-found")
+@contextmanager
+def two_gpus(cluster: Cluster, prefix: str) -> Iterator[dict[str, Any]]:
+    """Two nodes of one GPU that nobody else uses; a role with one GPU that can only run there."""
+    key = f"pdserve.dev/{prefix}"
+    taint = {"key": key, "value": "true", "effect": "NoSchedule"}
+    group = FakeNodes(2, prefix=prefix, gpus=1, labels={key: "true"}, taints=[taint])
+    cluster.apply(*group.manifests())
+    pod = {"nodeSelector": {key: "true"}, "tolerations": [{"key": key, "operator": "Exists"}]}
+    try:
+        yield {"template": {"spec": pod}, "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": None}}}
+    finally:
+        cluster.kubectl("delete", "node", *group.names, "--ignore-not-found")
 
 
-def on(template: dict[str, Any]) -> dict[str, Any]:
-    """A role with one GPU under a template."""
-    return {"template": template, "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": None}}}
+@dataclass
+class Tight:
+    """A rollout without room that is on its way."""
+
+    old: str
+    recording: Recording
+    stack: ExitStack
 
 
-def test_where_both_do_not_fit_the_old_one_goes_first(api: Api, operator: Operator, space: str, small: dict[str, Any]) -> None:
-    api.create(state.pdd(space, "tight", prefill=on(small), decode=on(small)))
-    old = waits.ready(api, space, "tight")["status"]["currentRevision"]
-    with Recording(api, space, *KINDS) as recording:
-        begin = time.monotonic()
+@pytest.fixture(scope="module", autouse=True)
+def tight(kwok_cluster: Cluster, api: Api, operator: Operator, space: str) -> Iterator[Tight]:
+    """Begin the longest rollout first."""
+    with ExitStack() as outer:
+        role = outer.enter_context(two_gpus(kwok_cluster, f"tight-{secrets.token_hex(2)}"))
+        api.create(state.pdd(space, "tight", prefill=role, decode=role))
+        old = waits.ready(api, space, "tight")["status"]["currentRevision"]
+        stack = outer.enter_context(ExitStack())
+        recording = stack.enter_context(Recording(api, space, *KINDS))
         edit(api, space, "tight", PAIRING_EDIT)
-        done = waits.ready(api, space, "tight", timeout=120)
-        until_single(api, space, "tight")
-        print(f"rolled out without room in {time.monotonic() - begin:.2f} s")
-    new = done["status"]["currentRevision"]
-    pairing.assert_never_paired(recording, "tight")
-    said = [waits.conditions(e.object)["Progressing"] for e in recording.events("PDDeployment", "tight") if e.type == "MODIFIED"]
-    told = [c for c in said if c["reason"] == "NoCapacityForPair"]
-    assert told and all(c["status"] == "False" and "Insufficient nvidia.com/gpu" in c["message"] for c in told), said
-    assert pairing.first(recording, "tight", "routers-gone", old) < pairing.first(recording, "tight", "engines-going", old)
-    assert pairing.first(recording, "tight", "engines-going", old) < pairing.first(recording, "tight", "complete", new)
-    events = [
-        e["note"] for e in api.list("Event", space) if e["reason"] == "NoCapacityForPair" and e["regarding"]["name"] == "tight"
-    ]
-    assert len(events) == 1 and "Insufficient nvidia.com/gpu" in events[0], events
-    api.delete("PDDeployment", space, "tight")
-    waits.until("the two nodes to be free", lambda: not api.list("Pod", space, "pdserve.dev/deployment=tight"))
+        yield Tight(old, recording, stack)
 
 
-def test_a_role_that_cannot_surge_says_so(api: Api, operator: Operator, space: str, small: dict[str, Any]) -> None:
+def test_a_role_that_cannot_surge_says_so(api: Api, operator: Operator, space: str, kwok_cluster: Cluster) -> None:
     """An edit of one role's pods where the surge pod finds no GPU: nothing ends, and the message names the ways out."""
-    api.create(state.pdd(space, "surge", prefill=on(small), decode=on(small)))
-    waits.ready(api, space, "surge")
-    before = state.uids(state.pods(api, space, "surge"))
-    edit(api, space, "surge", {"prefill": {"template": {"metadata": {"annotations": {"example.org/a": "b"}}}}})
-    obj = waits.condition(api, space, "surge", "Progressing", "False", "NoCapacityForPair")
-    message = waits.conditions(obj)["Progressing"]["message"]
-    assert "Insufficient nvidia.com/gpu" in message and "Recreate" in message
-    assert waits.has(obj, "Ready", "True") and waits.kstatus(obj) == "InProgress"
-    assert before <= state.uids(state.pods(api, space, "surge"))
-    edit(api, space, "surge", {"rollout": {"type": "Recreate"}})
-    waits.ready(api, space, "surge", timeout=90)
-    (prefill,) = state.pods(api, space, "surge", role="prefill")
-    assert prefill["metadata"]["annotations"]["example.org/a"] == "b"
-    assert state.uids(state.pods(api, space, "surge", role="decode")) <= before
-    api.delete("PDDeployment", space, "surge")
-    waits.until("the two nodes to be free", lambda: not api.list("Pod", space, "pdserve.dev/deployment=surge"))
+    with two_gpus(kwok_cluster, f"surge-{secrets.token_hex(2)}") as role:
+        api.create(state.pdd(space, "surge", prefill=role, decode=role))
+        waits.ready(api, space, "surge")
+        before = state.uids(state.pods(api, space, "surge"))
+        edit(api, space, "surge", {"prefill": {"template": {"metadata": {"annotations": {"example.org/a": "b"}}}}})
+        obj = waits.condition(api, space, "surge", "Progressing", "False", "NoCapacityForPair")
+        message = waits.conditions(obj)["Progressing"]["message"]
+        assert "Insufficient nvidia.com/gpu" in message and "Recreate" in message
+        assert waits.has(obj, "Ready", "True") and waits.kstatus(obj) == "InProgress"
+        assert before <= state.uids(state.pods(api, space, "surge"))
+        edit(api, space, "surge", {"rollout": {"type": "Recreate"}})
+        waits.ready(api, space, "surge", timeout=90)
+        (prefill,) = state.pods(api, space, "surge", role="prefill")
+        assert prefill["metadata"]["annotations"]["example.org/a"] == "b"
+        assert state.uids(state.pods(api, space, "surge", role="decode")) <= before
+        api.delete("PDDeployment", space, "surge")
+        waits.until("its pods to be gone", lambda: not api.list("Pod", space, "pdserve.dev/deployment=surge"))
 
 
 def test_recreate_ends_the_old_before_the_new_begins(api: Api, operator: Operator, space: str) -> None:
@@ -248,3 +247,22 @@ def test_there_and_back_at_any_moment(api: Api, operator: Operator, space: str, 
     pairing.assert_never_paired(recording, name)
     pairing.assert_door_never_closed(recording, name)
     pairing.assert_door_leads_to_whole_pairs(recording, name)
+
+
+def test_where_both_do_not_fit_the_old_one_goes_first(api: Api, operator: Operator, space: str, tight: Tight) -> None:
+    """Begun before all other tests of this module: the operator is patient with a pod that finds no GPU."""
+    done = waits.ready(api, space, "tight", timeout=120)
+    until_single(api, space, "tight")
+    old, new, recording = tight.old, done["status"]["currentRevision"], tight.recording
+    tight.stack.close()
+    assert new != old
+    pairing.assert_never_paired(recording, "tight")
+    said = [waits.conditions(e.object)["Progressing"] for e in recording.events("PDDeployment", "tight") if e.type == "MODIFIED"]
+    told = [c for c in said if c["reason"] == "NoCapacityForPair"]
+    assert told and all(c["status"] == "False" and "Insufficient nvidia.com/gpu" in c["message"] for c in told), said
+    assert pairing.first(recording, "tight", "routers-gone", old) < pairing.first(recording, "tight", "engines-going", old)
+    assert pairing.first(recording, "tight", "engines-going", old) < pairing.first(recording, "tight", "complete", new)
+    notes = [
+        e["note"] for e in api.list("Event", space) if e["reason"] == "NoCapacityForPair" and e["regarding"]["name"] == "tight"
+    ]
+    assert notes and all("Insufficient nvidia.com/gpu" in note for note in notes), notes

@@ -130,15 +130,13 @@ def test_an_edit_of_a_live_field_ends_no_engine_pod(
     assert waits.has(obj, "UpdateAvailable", "False")
 
 
-def test_a_drain_timeout_reaches_the_next_pods_only(api: Api, space: str, serving: str) -> None:
-    """A live field that stands in the pods' grace period takes effect with the next revision; status says that it waits."""
-    before = engine_uids(api, space, serving)
+def test_a_drain_timeout_rolls_decode_only(api: Api, space: str, serving: str) -> None:
+    """It stands in the grace period of decode pods, and in no other's."""
+    prefill, decode = (state.uids(state.pods(api, space, serving, role=role)) for role in ("prefill", "decode"))
     api.merge("PDDeployment", space, serving, {"spec": {"rollout": {"drainTimeout": "300s"}}})
-    assert waits.has(waits.ready(api, space, serving), "UpdateAvailable", "True")
-    time.sleep(1)
-    assert engine_uids(api, space, serving) == before
-    api.merge("PDDeployment", space, serving, {"spec": {"rollout": {"drainTimeout": None}}})
     assert waits.has(waits.ready(api, space, serving), "UpdateAvailable", "False")
+    assert not decode & state.uids(until_pods(api, space, serving, 2, role="decode"))
+    assert state.uids(state.pods(api, space, serving, role="prefill")) == prefill
 
 
 def test_suspend_takes_the_pools_to_zero_and_back(api: Api, space: str, serving: str, kwok_cluster: Cluster) -> None:

@@ -33,7 +33,7 @@ class Operator:
 
     Args:
         kubeconfig: who it is.
-        namespaces: what it watches; none = the whole cluster.
+        namespaces: what it watches; none = what the settings file says, else the whole cluster.
         home: PD_NAMESPACE, where its Lease is; must exist.
         folder: for the log.
         settings: more settings by their environment names without PD_ (LOG_LEVEL, INSTALL, ...).
@@ -75,9 +75,9 @@ class Operator:
             "PD_HTTP_HOST": "127.0.0.1",
             "PD_HTTP_PORT": str(self._port),
             "PD_NAMESPACE": self.home,
-            "PD_WATCH_NAMESPACES": ",".join(self.namespaces),
             "PD_IMAGES": json.dumps(IMAGES),
             "PD_LOG_LEVEL": "DEBUG",
+            **({"PD_WATCH_NAMESPACES": ",".join(self.namespaces)} if self.namespaces else {}),
             **{f"PD_{key}": value for key, value in self.settings.items()},
         }
         program = Path(sys.executable).parent / "pd-operator"

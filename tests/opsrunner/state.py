@@ -82,7 +82,8 @@ def normalised(found: Mapping[Key, Object], owner: Object) -> dict[str, Any]:
     for (kind, name), obj in sorted(found.items()):
         body = {key: value for key, value in obj.items() if key not in {"status", "apiVersion", "kind"}}
         body["metadata"] = {key: value for key, value in obj["metadata"].items() if key not in VOLATILE}
-        body["metadata"]["managers"] = _managers(obj)
+        if kind != "PDPool":  # created once, and applied only when a process does not remember that: the owner is the same
+            body["metadata"]["managers"] = _managers(obj)
         annotations = dict(body["metadata"].get("annotations", {}))
         annotations.pop("deployment.kubernetes.io/revision", None)
         annotations.pop("pdserve.dev/applied-hash", None)  # it hashes the names and the owner's uid

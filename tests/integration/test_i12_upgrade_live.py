@@ -1,0 +1,135 @@
+"""Invariant I12: a version of the operator that renders engine pods differently ends none; `restartID` adopts the new ones.
+
+Two versions are two Reconcilers, one of them with another renderer; each is a process that remembers nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cluster.handle import Cluster
+from opsrunner import state, waits
+from opsrunner.api import Api
+from opsrunner.inprocess import Rig, Tap
+from pd_operator.core.names import ROLE
+from pd_operator.core.snapshot import Snapshot
+from pd_operator.render import engine, router
+
+pytest_plugins = ("opsrunner.fixtures",)
+
+Template = dict[str, Any]
+
+
+def next_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next version of the operator: another argument and another grace period in engines, another variable in routers."""
+    pod_template: Callable[..., Template] = engine.pod_template
+    container: Callable[..., Template] = router._container
+
+    def changed(snapshot: Snapshot, role: Any, revision: str) -> Template:
+        made = pod_template(snapshot, role, revision)
+        made["spec"] |= {"terminationGracePeriodSeconds": 999}
+        made["spec"]["containers"][0] |= {"args": [*made["spec"]["containers"][0]["args"], "--new-flag"]}
+        return made
+
+    def changed_router(*arguments: Any) -> Template:
+        made = container(*arguments)
+        return made | {"env": [*made["env"], {"name": "NEW", "value": "1"}]}
+
+    monkeypatch.setattr(engine, "pod_template", changed)
+    monkeypatch.setattr(router, "_container", changed_router)
+
+
+def templates(api: Api, space: str, name: str) -> dict[str, Template]:
+    """Pod templates of the engines' Deployments, by role."""
+    found = state.children(api, space, name, ("Deployment",)).values()
+    return {d["metadata"]["labels"][ROLE]: d["spec"]["template"] for d in found if ROLE in d["metadata"]["labels"]}
+
+
+async def drive(rig: Rig, space: str, name: str) -> list[str]:
+    """A new process brings the object to its end; what it wrote."""
+    return (await rig.drive((space, name), Tap(rig.client))).writes
+
+
+async def test_an_upgrade_ends_no_engine_pod(kwok_cluster: Cluster, api: Api, space: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Rig(kwok_cluster.kubeconfig) as rig:
+        api.create(state.pdd(space, "chat", lmcache={}, decode={"replicas": 2}))
+        await drive(rig, space, "chat")
+        before, stored = templates(api, space, "chat"), state.versions(api, space, "chat")
+        engines = state.uids(state.pods(api, space, "chat", component="engine"))
+
+        next_version(monkeypatch)
+        writes = await drive(rig, space, "chat")
+        assert templates(api, space, "chat") == before
+        assert state.uids(state.pods(api, space, "chat", component="engine")) == engines
+        changed = {key for key, version in state.versions(api, space, "chat").items() if stored.get(key) != version}
+        names = {f"{kind}/{name}" for kind, name in changed}
+        assert all(name.endswith("-router") or name.startswith("PDPool/") for name in names), names  # routers are stateless
+        assert not [write for write in writes if write.startswith("delete")]
+        obj = waits.ready(api, space, "chat")
+        assert waits.has(obj, "UpdateAvailable", "True", "RendererChanged")
+        assert "restartID" in waits.conditions(obj)["UpdateAvailable"]["message"]
+
+        # Edits of live fields, and of the other role, leave a role's pods as they were rendered.
+        api.merge("PDDeployment", space, "chat", {"spec": {"decode": {"replicas": 3}}})
+        await drive(rig, space, "chat")
+        assert templates(api, space, "chat") == before
+        assert engines < state.uids(state.pods(api, space, "chat", component="engine"))
+        prefill = state.uids(state.pods(api, space, "chat", role="prefill"))
+        api.merge("PDDeployment", space, "chat", {"spec": {"decode": {"resources": {"limits": {"cpu": "200m"}}}}})
+        await drive(rig, space, "chat")
+        assert templates(api, space, "chat")["prefill"] == before["prefill"]
+        assert state.uids(state.pods(api, space, "chat", role="prefill")) == prefill
+        decode = templates(api, space, "chat")["decode"]["spec"]
+        assert decode["containers"][0]["resources"]["limits"]["cpu"] == "200m" and "--new-flag" in decode["containers"][0]["args"]
+
+        api.merge("PDDeployment", space, "chat", {"spec": {"rollout": {"restartID": "adopt"}}})
+        await drive(rig, space, "chat")
+        adopted = templates(api, space, "chat")
+        assert all("--new-flag" in t["spec"]["containers"][0]["args"] for t in adopted.values())
+        assert waits.has(waits.ready(api, space, "chat"), "UpdateAvailable", "False")
+
+        # Back to the version before: its renderer differs, and it ends no pod either.
+        monkeypatch.undo()
+        engines = state.uids(state.pods(api, space, "chat", component="engine"))
+        await drive(rig, space, "chat")
+        assert templates(api, space, "chat") == adopted
+        assert state.uids(state.pods(api, space, "chat", component="engine")) == engines
+        assert waits.has(waits.ready(api, space, "chat"), "UpdateAvailable", "True", "RendererChanged")
+
+
+async def test_an_upgrade_in_the_middle_of_a_rollout(
+    kwok_cluster: Cluster, api: Api, space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new slice is finished as it was begun: its templates were stored before its first pod."""
+    async with Rig(kwok_cluster.kubeconfig) as rig:
+        api.create(state.pdd(space, "half"))
+        await drive(rig, space, "half")
+        api.merge("PDDeployment", space, "half", {"spec": {"engine": {"args": ["--max-num-seqs=8"]}}})
+        old_version = rig.reconciler()
+        for _ in range(2):
+            await old_version.reconcile((space, "half"))
+        new = api.must_get("PDDeployment", space, "half")["status"]["updatedRevision"]
+        next_version(monkeypatch)
+        await drive(rig, space, "half")
+        await asyncio.sleep(0)
+        found = templates(api, space, "half")
+        assert {t["metadata"]["labels"]["pdserve.dev/revision"] for t in found.values()} == {new}
+        assert not [t for t in found.values() if "--new-flag" in t["spec"]["containers"][0]["args"]]
+        assert waits.has(waits.ready(api, space, "half"), "UpdateAvailable", "True", "RendererChanged")
+
+
+async def test_another_image_table_ends_no_engine_pod(kwok_cluster: Cluster, api: Api, space: str) -> None:
+    """A chart value that names another registry is no reason to end what serves."""
+    async with Rig(kwok_cluster.kubeconfig) as rig:
+        api.create(state.pdd(space, "moved"))
+        await drive(rig, space, "moved")
+        before = templates(api, space, "moved")
+        images = {component: image.replace("example.org", "mirror.example.org") for component, image in rig.settings.images.items()}
+        rig.settings = rig.settings.model_copy(update={"images": images})
+        await drive(rig, space, "moved")
+        assert templates(api, space, "moved") == before
+        assert waits.has(waits.ready(api, space, "moved"), "UpdateAvailable", "True")

@@ -57,6 +57,9 @@ def _run(cluster: Cluster, operator: OperatorProcess, many: int) -> None:
     calls = operator.metric("pd_operator_api_requests_total")
     passes = operator.metric("pd_operator_reconcile_total")
     idle = operator.usage()
+    say(
+        f"one after the other: p50 / p99 {_quantiles(single)}, {calls / max(1, passes):.1f} calls per reconcile, {idle.rss:.0f} MiB"
+    )
     say(f"{many} objects at once")
     documents = yaml.safe_dump_all([chat(f"many-{number:03d}", lmcache={"l1Size": "1Gi"}) for number in range(many)])
     begin = time.monotonic()

@@ -71,7 +71,7 @@ def pod(namespace: str, name: str, **labels: str) -> dict[str, Any]:
     }
 
 
-async def until(what: str, condition: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(what: str, condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait for a condition.
 
     Raises:

@@ -5,7 +5,6 @@ Two versions are two Reconcilers, one of them with another renderer; each is a p
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from cluster.handle import Cluster
 from opsrunner import state, waits
 from opsrunner.api import Api
-from opsrunner.inprocess import Rig, Tap
+from opsrunner.inprocess import Crash, Fault, Rig, Tap
 from pd_operator.core.names import ROLE
 from pd_operator.core.snapshot import Snapshot
 from pd_operator.render import engine, router
@@ -101,25 +100,31 @@ async def test_an_upgrade_ends_no_engine_pod(kwok_cluster: Cluster, api: Api, sp
         assert waits.has(waits.ready(api, space, "chat"), "UpdateAvailable", "True", "RendererChanged")
 
 
+@pytest.mark.parametrize("part", ["prefill", "decode"])
 async def test_an_upgrade_in_the_middle_of_a_rollout(
-    kwok_cluster: Cluster, api: Api, space: str, monkeypatch: pytest.MonkeyPatch
+    kwok_cluster: Cluster, api: Api, space: str, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """The new slice is finished as it was begun: its templates were stored before its first pod."""
+    """The old version dies right after the first Deployment of the new slice: the next one finishes what it began."""
+    name = f"half-{part}"
     async with Rig(kwok_cluster.kubeconfig) as rig:
-        api.create(state.pdd(space, "half"))
-        await drive(rig, space, "half")
-        api.merge("PDDeployment", space, "half", {"spec": {"engine": {"args": ["--max-num-seqs=8"]}}})
-        old_version = rig.reconciler()
-        for _ in range(2):
-            await old_version.reconcile((space, "half"))
-        new = api.must_get("PDDeployment", space, "half")["status"]["updatedRevision"]
+        api.create(state.pdd(space, name))
+        await drive(rig, space, name)
+        api.merge("PDDeployment", space, name, {"spec": {"engine": {"args": ["--max-num-seqs=8"]}}})
+        dies = Tap(
+            rig.client,
+            lambda number, verb, what: (
+                Fault(Crash(), performed=True) if what.startswith("Deployment/") and what.endswith(part) else None
+            ),
+        )
+        with pytest.raises(Crash):
+            await rig.reconciler(dies).reconcile((space, name))
+        assert dies.writes[-1].startswith("apply Deployment/")
         next_version(monkeypatch)
-        await drive(rig, space, "half")
-        await asyncio.sleep(0)
-        found = templates(api, space, "half")
-        assert {t["metadata"]["labels"]["pdserve.dev/revision"] for t in found.values()} == {new}
+        await drive(rig, space, name)
+        found = templates(api, space, name)
+        assert len(found) == 2
         assert not [t for t in found.values() if "--new-flag" in t["spec"]["containers"][0]["args"]]
-        assert waits.has(waits.ready(api, space, "half"), "UpdateAvailable", "True", "RendererChanged")
+        assert waits.has(waits.ready(api, space, name), "UpdateAvailable", "True", "RendererChanged")
 
 
 async def test_another_image_table_ends_no_engine_pod(kwok_cluster: Cluster, api: Api, space: str) -> None:

@@ -172,6 +172,43 @@ def test_a_role_that_cannot_surge_says_so(api: Api, operator: Operator, space: s
         waits.until("its pods to be gone", lambda: not api.list("Pod", space, "pdserve.dev/deployment=surge"))
 
 
+def test_the_old_slice_serves_until_the_new_routers_are_ready(
+    api: Api, operator: Operator, space: str, kwok_cluster: Cluster
+) -> None:
+    """The flip replaces router pods; while the new ones find no room, the door stays where it was."""
+    slot = f"example.org/slot-{secrets.token_hex(2)}"
+    groups = [FakeNodes(1, prefix=f"door-{n}-{secrets.token_hex(2)}", gpus=0, extended={slot: "4"}) for n in range(2)]
+    template = {"spec": {"containers": [{"name": "router", "resources": {"limits": {slot: 1}}}]}}
+    kwok_cluster.apply(*groups[0].manifests())
+    try:
+        api.create(state.pdd(space, "door", router={"template": template}))
+        old = waits.ready(api, space, "door")["status"]["currentRevision"]
+        with Recording(api, space, *KINDS) as recording:
+            edit(api, space, "door", PAIRING_EDIT)
+            held = "app.kubernetes.io/component=router,pdserve.dev/front=door"
+            waits.until(
+                "a router pod with the front label that finds no room",
+                lambda: [p for p in api.list("Pod", space, held) if not p["spec"].get("nodeName")],
+                show=lambda: waits.describe(api.get("PDDeployment", space, "door")),
+            )
+            time.sleep(2)
+            serving = [p for p in api.list("Pod", space, held) if pairing.is_ready(p)]
+            assert {p["metadata"]["labels"]["pdserve.dev/revision"] for p in serving} == {old} and len(serving) == 2
+            obj = api.must_get("PDDeployment", space, "door")
+            assert waits.has(obj, "Ready", "True") and waits.kstatus(obj) == "InProgress"
+            assert obj["status"]["currentRevision"] == old and len(revisions(api, space, "door")) == 2
+            kwok_cluster.apply(*groups[1].manifests())
+            assert waits.ready(api, space, "door")["status"]["currentRevision"] != old
+            until_single(api, space, "door")
+        pairing.assert_never_paired(recording, "door")
+        pairing.assert_door_never_closed(recording, "door")
+        pairing.assert_door_leads_to_whole_pairs(recording, "door")
+        api.delete("PDDeployment", space, "door")
+        waits.until("its pods to be gone", lambda: not api.list("Pod", space, "pdserve.dev/deployment=door"))
+    finally:
+        kwok_cluster.kubectl("delete", "node", *groups[0].names, *groups[1].names, "--ignore-not-found")
+
+
 def test_recreate_ends_the_old_before_the_new_begins(api: Api, operator: Operator, space: str) -> None:
     api.create(state.pdd(space, "recreate", rollout={"type": "Recreate"}))
     old = waits.ready(api, space, "recreate")["status"]["currentRevision"]

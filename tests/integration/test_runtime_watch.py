@@ -117,7 +117,7 @@ async def test_no_reconcile_before_everything_was_listed(client: KubeClient, pro
         assert body["problems"][0]["check"] == "synced"
         assert f"NetworkPolicy/{namespace}" in body["problems"][0]["message"]
         assert (await probe(manager, "/healthz"))[0] == 200
-        await until("then it is reconciled", lambda: notes.calls, 10)
+        await until("then it is reconciled", lambda: notes.calls, 60)
         assert (await probe(manager, "/readyz"))[0] == 200
 
 
@@ -173,10 +173,10 @@ async def test_a_410_of_kopfs_watch_is_survived(client: KubeClient, proxy: Fault
         await asyncio.sleep(0.5)
         assert (namespace, "chat") not in notes.calls
         await proxy.expire(f"{PDDS}.*watch")
-        await until("the new object is found", lambda: (namespace, "chat") in notes.calls, 10)
+        await until("the new object is found", lambda: (namespace, "chat") in notes.calls, 60)
+        count = notes.calls.count((namespace, "chat"))  # before the edit: its event may be handled before the answer is read
         await client.merge("PDDeployment", namespace, "chat", {"spec": {"suspend": True}})
-        count = notes.calls.count((namespace, "chat"))
-        await until("and followed", lambda: notes.calls.count((namespace, "chat")) > count, 10)
+        await until("and followed", lambda: notes.calls.count((namespace, "chat")) > count, 60)
         assert not task.done()
 
 

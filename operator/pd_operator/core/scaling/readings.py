@@ -1,0 +1,91 @@
+"""Readings: what one tick knows of one PDDeployment's load, each number with its state, age and quality."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """What is known of a signal."""
+
+    VALUE = "value"
+    IDLE = "idle"  # the series is there and zero
+    UNKNOWN = "unknown"  # absent, stale or failed
+
+
+class Quality(StrEnum):
+    """How a signal was had."""
+
+    EXACT = "Exact"
+    DERIVED = "Derived"
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One reading. `value` means nothing while the state is unknown; `age` is seconds since the sample was taken."""
+
+    state: State
+    value: float = 0.0
+    age: float = 0.0
+    quality: Quality = Quality.EXACT
+    source: str = ""  # what it was read from, or why it is unknown, for people
+
+    @classmethod
+    def of(cls, value: float, age: float = 0.0, quality: Quality = Quality.EXACT, source: str = "") -> Signal:
+        """A known reading; zero is idle."""
+        return cls(State.VALUE if value else State.IDLE, value, age, quality, source)
+
+    @property
+    def known(self) -> bool:
+        """Whether a decision may rest on it."""
+        return self.state is not State.UNKNOWN
+
+
+UNKNOWN = Signal(State.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Replicas of one role at one instant, over all its slices."""
+
+    desired: int  # what the PDPool asks for now
+    ready: int
+    starting: int = 0  # created, not ready, no cause that says it never will be
+    blocked: int = 0  # created, not ready, with such a cause (Unschedulable, image, crash)
+    draining: int = 0
+    oldest_starting: float = 0.0  # seconds since the oldest starting replica was created
+
+
+@dataclass(frozen=True, slots=True)
+class SliceHandoff:
+    """Handoff of one slice: the gate is per slice, since a request cannot leave its slice."""
+
+    name: str
+    waiting: Signal = UNKNOWN  # H: requests handed over whose decode has not started
+    starts: Signal = UNKNOWN  # x: decode starts per second
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """One tick's readings of one PDDeployment; totals over its serving slices. Symbols: DESIGN §7."""
+
+    prefill: Replicas
+    decode: Replicas
+    prompt_rate: Signal = UNKNOWN  # A: uncached prompt tokens per second offered (accepted and rejected for capacity)
+    request_rate: Signal = UNKNOWN  # lam: requests per second offered
+    queued_tokens: Signal = UNKNOWN  # Q: uncached prompt tokens accepted and not yet running prefill
+    prefill_rate: Signal = UNKNOWN  # prompt tokens per second computed by all P
+    prefill_seconds: Signal = UNKNOWN  # seconds of prefill per second, summed over P: prefill_rate / it = tokens per busy second
+    every_prefill_waiting: bool = False  # every ready P had work waiting at both ends of the window
+    running: Signal = UNKNOWN  # R: requests decoding
+    handoff_waiting: Signal = UNKNOWN  # H
+    decode_starts: Signal = UNKNOWN  # x, per second
+    kv_tokens: Signal = UNKNOWN  # KV tokens in use on all D
+    kv_capacity: Signal = UNKNOWN  # C: KV tokens of one D
+    output_tokens: Signal = UNKNOWN  # OSL: mean output tokens of finished requests
+    itl: Signal = UNKNOWN  # seconds between tokens seen at D
+    prefill_latency: Signal = UNKNOWN  # mean seconds of prefill of a request
+    ttft: Signal = UNKNOWN  # seconds at the SLO's percentile
+    slices: tuple[SliceHandoff, ...] = field(default=())
+    rollout: bool = False  # a rollout is under way

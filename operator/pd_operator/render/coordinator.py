@@ -26,6 +26,7 @@ def manifests(snapshot: Snapshot, slice_: SlicePlan, spec: LMCacheSpec) -> list[
         "serviceAccountName": service_account(snapshot.name, "engine"),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        "shareProcessNamespace": True,  # as PID 1 it would ignore SIGTERM until its handler is set
         "terminationGracePeriodSeconds": 30,
         "securityContext": dict(objects.POD_SECURITY),
         "containers": [_container(snapshot, spec)],

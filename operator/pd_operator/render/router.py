@@ -37,6 +37,8 @@ def deployment(snapshot: Snapshot, slice_: SlicePlan) -> objects.Manifest:
         "serviceAccountName": service_account(snapshot.name, ROUTER),
         "automountServiceAccountToken": True,  # it lists and watches the pods of its slice
         "enableServiceLinks": False,
+        # As PID 1 a router that is still starting ignores SIGTERM (it has no handler yet) and then stays for its whole grace.
+        "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": program.GRACE_PERIOD,
         "securityContext": dict(objects.POD_SECURITY),
         "topologySpreadConstraints": objects.spread(selector),

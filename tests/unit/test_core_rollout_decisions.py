@@ -12,7 +12,7 @@ from builders import deployment, make_snapshot, pod, revision_of, templates_of, 
 from pd_operator.api.conditions import Reason
 from pd_operator.core.names import ROLES, slice_name
 from pd_operator.core.plan import make_plan
-from pd_operator.core.rollout import RolloutPlan, State, complete, plan_rollout, requested, settled
+from pd_operator.core.rollout import RolloutPlan, State, complete, requested, settled
 from pd_operator.core.snapshot import ROUTER, Snapshot
 from pd_operator.core.status import build_status
 
@@ -23,7 +23,7 @@ DARK, SERVING, REMOVING = (s.value for s in State)
 
 
 def decide(snapshot: Snapshot) -> RolloutPlan:
-    return plan_rollout(snapshot, make_plan(snapshot).revision)
+    return make_plan(snapshot).rollout
 
 
 def both(new: tuple[Any, ...], pods: tuple[Any, ...] = (), old_front: bool = True, **fields: Any) -> Snapshot:

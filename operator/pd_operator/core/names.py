@@ -16,6 +16,7 @@ REVISION: Final = "pdserve.dev/revision"
 ROLE: Final = "pdserve.dev/role"
 FRONT: Final = "pdserve.dev/front"
 APPLIED_HASH: Final = "pdserve.dev/applied-hash"
+SITE: Final = "pdserve.dev/site"  # annotation of a slice's engine workloads: core/sites.py
 LLMD_ROLE: Final = "llm-d.ai/role"  # so that the llm-d router's discovery works on our pods as they are
 MANAGED_SELECTOR: Final = f"{MANAGED_BY}={MANAGER}"
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pd_operator.api.conditions import Reason
 from pd_operator.core.capabilities import Refusal
 from pd_operator.core.compatibility import review
-from pd_operator.core.names import ROLES, Role, controller_revision, pool
+from pd_operator.core.names import ROLES, Role, controller_revision, pool, slice_name
 from pd_operator.core.revision import pairing_hash, pods_hash
 from pd_operator.core.rollout import RolloutPlan, SlicePlan, hold, plan_rollout
+from pd_operator.core.sites import SliceTarget
 from pd_operator.core.snapshot import Snapshot
 
 HISTORY = 5  # ControllerRevisions kept beyond those in use, as spec.revisionHistoryLimit of other workloads has 10
@@ -41,9 +42,19 @@ class Plan:
     renderer_changed: bool = False  # filled in once the templates were rendered
 
     @property
+    def targets(self) -> tuple[SlicePlan, ...]:
+        """Slices of the current revision that should exist now, with the replicas that each should have."""
+        return tuple(s for s in self.rollout.slices if s.revision == self.revision and s.replicas is not None)
+
+    @property
+    def current(self) -> tuple[SlicePlan, ...]:
+        """Slices of the current revision that do not end, those of a refused spec too."""
+        return tuple(s for s in self.rollout.slices if s.revision == self.revision and s.keep_routers)
+
+    @property
     def target(self) -> SlicePlan | None:
-        """The slice of the current revision, when it should exist now."""
-        return next((s for s in self.rollout.slices if s.revision == self.revision and s.keep_routers), None)
+        """The first of them."""
+        return next(iter(self.current), None)
 
 
 def make_plan(snapshot: Snapshot) -> Plan:
@@ -59,14 +70,19 @@ def make_plan(snapshot: Snapshot) -> Plan:
         )
         for conflict in snapshot.conflicts
     ]
-    rollout = hold(snapshot, refusals[0].reason) if refusals else plan_rollout(snapshot, revision)
+    pools = {role: _pool(snapshot, role) for role in ROLES}
+    if refusals:
+        rollout = hold(snapshot, refusals[0].reason)
+    else:
+        only = SliceTarget(slice_name(snapshot.name, revision), {role: mine.desired for role, mine in pools.items()})
+        rollout = plan_rollout(snapshot, revision, [only])
     return Plan(
         revision=revision,
         pods=pods,
         refusal=refusals[0] if refusals else None,
         more_refusals=max(0, len(refusals) - 1),
         rollout=rollout,
-        pools={role: _pool(snapshot, role) for role in ROLES},
+        pools=pools,
         kept_revisions=_kept(snapshot, revision, pods, rollout),
     )
 

@@ -1,25 +1,26 @@
-"""From one revision to the next: which slices exist, which of them serve, which go (invariant I3: they never pair).
+"""From one set of slices to the next: which exist, which of them serve, which go (invariant I3: they never pair).
 
-    new slice dark -> ready -> its routers take the front label -> they are all ready -> old routers go -> old engines go
+    new slices dark -> ready -> their routers take the front label -> they are all ready -> old routers go -> old engines go
 
-Where both do not fit the old slice goes first; with `Recreate` always. A third revision waits until nothing is left of the
-second. A router only sees the engines of its own slice, so at no step do a prefill and a decode of two revisions serve one
-request.
+A revision has one slice, or one per transfer domain. Where both revisions do not fit the old one goes first; with `Recreate`
+always. A third revision waits until nothing is left of the second. A router only sees the engines of its own slice, so at no
+step do a prefill and a decode of two revisions, or of two domains, serve one request.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from pd_operator.api.conditions import Reason
 from pd_operator.api.scalars import quantity
 from pd_operator.core import diagnosis
-from pd_operator.core.names import FRONT, ROLES, SLICE, slice_name
-from pd_operator.core.observed import ChildFact
+from pd_operator.core.names import FRONT, ROLES, SLICE, Role
+from pd_operator.core.observed import ChildFact, PodFact
+from pd_operator.core.sites import Site, SliceTarget
 from pd_operator.core.snapshot import ROUTER, Snapshot
 
 PATIENCE = 30.0  # seconds that a pod is unschedulable before a serving slice ends for it
@@ -43,33 +44,43 @@ class SlicePlan:
     front: bool = False  # its router pods carry the front label
     keep_routers: bool = True
     keep_engines: bool = True
+    replicas: Mapping[Role, int] | None = None  # None: its workloads stay as they are
+    site: Site = field(default_factory=Site)
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """Slices, the target first, and how the rollout stands."""
+    """Slices, those of the current revision first, and how the rollout stands."""
 
     slices: tuple[SlicePlan, ...]
     reason: Reason
     message: str
 
 
-def plan_rollout(snapshot: Snapshot, revision: str) -> RolloutPlan:
-    """Decide over the slices of a snapshot whose spec asks for `revision`."""
-    name = slice_name(snapshot.name, revision)
+def plan_rollout(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], lacking: str = "") -> RolloutPlan:
+    """Decide over the slices of a snapshot whose spec asks for `targets`, all of `revision`.
+
+    Args:
+        lacking: what the transfer domains lack for a pair ("Insufficient nvidia.com/gpu"), for pods of which the scheduler
+            says less because we keep them off nodes that would take only one role.
+    """
     workloads = snapshot.deployments()
-    target = workloads.get(name, {})
-    old = {s: d for s, d in workloads.items() if s != name}
+    names = {t.name for t in targets}
+    leaving = [s for s in workloads if s not in names and snapshot.revision_of(s) == revision]
+    old = {s: d for s, d in workloads.items() if s not in names and s not in leaving}
     if not old:
-        front = SlicePlan(name, revision, State.SERVING, front=True)
-        return RolloutPlan((front,), *_own_progress(snapshot, name, target))
+        return _own(snapshot, revision, targets, leaving)
     gone = tuple(_remove(snapshot, s) for s in old)
     if snapshot.spec.suspend:  # no slice can get ready now, so none waits for another
-        return RolloutPlan((SlicePlan(name, revision, State.SERVING, front=True), *gone), *_own_progress(snapshot, name, target))
+        own = _own(snapshot, revision, targets, leaving)
+        return RolloutPlan((*own.slices, *gone), own.reason, own.message)
     if snapshot.spec.rollout.type == "Recreate":
-        kept = (SlicePlan(name, revision, State.DARK, front=True),) if target else ()  # what was begun before is not thrown away
-        return RolloutPlan((*kept, *gone), Reason.ROLLING_OUT, f"Recreate: {', '.join(old)} ends before {name} starts")
-    return _replace(snapshot, name, revision, target, old)
+        begun = [t for t in targets if t.name in workloads]  # what was begun before is not thrown away
+        kept = tuple(_target(t, revision, State.DARK, front=True) for t in begun)
+        others = tuple(_remove(snapshot, s) for s in leaving)
+        message = f"Recreate: {', '.join(old)} ends before {_names(targets)} starts"
+        return RolloutPlan((*kept, *others, *gone), Reason.ROLLING_OUT, message)
+    return _replace(snapshot, revision, targets, leaving, old, lacking)
 
 
 def hold(snapshot: Snapshot, reason: Reason) -> RolloutPlan:
@@ -81,35 +92,87 @@ def hold(snapshot: Snapshot, reason: Reason) -> RolloutPlan:
     return RolloutPlan(tuple(slices), reason, "nothing is changed until the spec is accepted")
 
 
+def _own(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], leaving: Sequence[str]) -> RolloutPlan:
+    """Only slices of the current revision exist: a further one joins the front door when it is complete."""
+    workloads = snapshot.deployments()
+    fronted = {s for s, parts in workloads.items() if has_front(parts.get(ROUTER))}
+    slices = []
+    for target in targets:
+        alone = not fronted - {target.name}  # nobody else serves: do not wait in the dark
+        front = alone or target.name in fronted or complete(workloads.get(target.name, {}))
+        slices.append(_target(target, revision, State.SERVING if front else State.DARK, front=front))
+    stays, going = _leave(snapshot, targets, leaving)
+    return RolloutPlan((*slices, *stays, *going), *_own_progress(snapshot, targets, [s.name for s in (*stays, *going)]))
+
+
+def _leave(
+    snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: Sequence[str]
+) -> tuple[tuple[SlicePlan, ...], tuple[SlicePlan, ...]]:
+    """Slices of the current revision that are not wanted any more: those that serve go when all others are complete."""
+    workloads = snapshot.deployments()
+    done = all(complete(parts := workloads.get(t.name, {})) and has_front(parts.get(ROUTER)) for t in targets)
+    kept = [s for s in leaving if not done and not snapshot.spec.suspend and _serves(snapshot, s)]
+    stays = tuple(SlicePlan(s, snapshot.revision_of(s), State.SERVING, front=True) for s in kept)
+    return stays, tuple(_remove(snapshot, s) for s in leaving if s not in kept)
+
+
+def _serves(snapshot: Snapshot, name: str) -> bool:
+    """Whether a slice answers requests: a router at the front door, a ready prefill and a ready decode."""
+    parts = snapshot.deployments().get(name, {})
+    ready = [bool((w := parts[role].workload) and w.ready) for role in ROLES if role in parts]
+    return has_front(parts.get(ROUTER)) and len(ready) == len(ROLES) and all(ready)
+
+
 def _replace(
-    snapshot: Snapshot, name: str, revision: str, target: Mapping[str, ChildFact], old: Mapping[str, Mapping[str, ChildFact]]
+    snapshot: Snapshot,
+    revision: str,
+    targets: Sequence[SliceTarget],
+    leaving: Sequence[str],
+    old: Mapping[str, Mapping[str, ChildFact]],
+    lacking: str,
 ) -> RolloutPlan:
-    serving = _stays({s: d for s, d in old.items() if has_front(d.get(ROUTER))})
-    others = tuple(_remove(snapshot, s) for s in old if s not in serving)
-    fronted = has_front(target.get(ROUTER))
-    if fronted and complete(target):
-        slices = (SlicePlan(name, revision, State.SERVING, front=True), *(_remove(snapshot, s) for s in serving), *others)
-        return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} serves; ending {', '.join(old)}")
+    workloads, name = snapshot.deployments(), _names(targets)
+    mine = [workloads.get(t.name, {}) for t in targets]
+    serving = _stays(snapshot, {s: d for s, d in old.items() if has_front(d.get(ROUTER))})
+    stays, going = _leave(snapshot, targets, leaving)
+    others = (*stays, *going, *(_remove(snapshot, s) for s in old if s not in serving))
+    fronted, whole = all(has_front(parts.get(ROUTER)) for parts in mine), all(complete(parts) for parts in mine)
+    if fronted and whole:
+        slices = _all(targets, revision, State.SERVING, front=True) + tuple(_remove(snapshot, s) for s in serving)
+        return RolloutPlan((*slices, *others), Reason.ROLLING_OUT, f"{name} serves; ending {', '.join(old)}")
     keep = tuple(SlicePlan(s, snapshot.revision_of(s), State.SERVING, front=True) for s in serving)
-    if complete(target) or fronted:
-        slices = (SlicePlan(name, revision, State.DARK, front=True), *keep, *others)
+    if whole or fronted:
+        slices = (*_all(targets, revision, State.DARK, front=True), *keep, *others)
         return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} is ready; its routers join the front door")
-    ending = _ending(snapshot, {name, *serving})
-    if ending and not target:
+    names = [t.name for t in targets]
+    ending = _ending(snapshot, {*names, *serving, *(s.name for s in stays)})
+    if ending and not any(mine):
         message = f"{', '.join(ending)} ends before {name} starts; {', '.join(serving) or 'nothing'} serves"
         return RolloutPlan((*keep, *others), Reason.ROLLING_OUT, message)
-    missing = _missing(snapshot, name)
-    if missing and not ending and not _patience(snapshot, name) and _frees(snapshot, revision, missing, serving):
-        slices = (SlicePlan(name, revision, State.DARK), *(_remove(snapshot, s) for s in serving), *others)
+    missing = _missing(snapshot, names) or (lacking if _waiting(snapshot, names) else "")
+    if missing and not ending and not _patience(snapshot, names) and _frees(snapshot, revision, missing, serving):
+        slices = (*_all(targets, revision, State.DARK), *(_remove(snapshot, s) for s in serving), *others)
         message = f"{name} does not fit beside {', '.join(old)} ({missing}); the old slice ends first"
         return RolloutPlan(slices, Reason.NO_CAPACITY_FOR_PAIR, message)
     front = not serving  # nobody serves: do not wait in the dark
-    slices = (SlicePlan(name, revision, State.DARK, front=front), *keep, *others)
+    slices = (*_all(targets, revision, State.DARK, front=front), *keep, *others)
     serves = f"{', '.join(serving) or 'nothing'} serves"
     if missing:
         ways = f"{', '.join(ending)} is still ending" if ending else "free or add them, or set rollout.type: Recreate"
         return RolloutPlan(slices, Reason.NO_CAPACITY_FOR_PAIR, f"{name} finds no room ({missing}): {ways}; {serves}")
-    return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} is starting{_trouble(snapshot, name)}; {serves}")
+    return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} is starting{_trouble(snapshot, names)}; {serves}")
+
+
+def _target(target: SliceTarget, revision: str, state: State, front: bool = False) -> SlicePlan:
+    return SlicePlan(target.name, revision, state, front=front, replicas=target.replicas, site=target.site)
+
+
+def _all(targets: Sequence[SliceTarget], revision: str, state: State, front: bool = False) -> tuple[SlicePlan, ...]:
+    return tuple(_target(t, revision, state, front) for t in targets)
+
+
+def _names(targets: Iterable[SliceTarget]) -> str:
+    return ", ".join(t.name for t in targets)
 
 
 def has_front(router: ChildFact | None) -> bool:
@@ -137,10 +200,12 @@ def _remove(snapshot: Snapshot, slice_: str) -> SlicePlan:
     return SlicePlan(slice_, snapshot.revision_of(slice_), State.REMOVING, keep_routers=False, keep_engines=routers_left)
 
 
-def _stays(serving: Mapping[str, Mapping[str, ChildFact]]) -> list[str]:
-    """Old slices that go on serving: a whole one if there is one, since two serve only while the second was taking over."""
-    whole = [s for s, parts in serving.items() if complete(parts)]
-    return whole[:1] or list(serving)
+def _stays(snapshot: Snapshot, serving: Mapping[str, Mapping[str, ChildFact]]) -> list[str]:
+    """Old slices that go on serving: those of a whole revision if there is one, since two serve only while one takes over."""
+    revisions = {snapshot.revision_of(s): None for s in serving}
+    mine = {r: [s for s in serving if snapshot.revision_of(s) == r] for r in revisions}
+    whole = [slices for slices in mine.values() if all(complete(serving[s]) for s in slices)]
+    return whole[0] if whole else list(serving)
 
 
 def _ending(snapshot: Snapshot, staying: Set[str]) -> list[str]:
@@ -150,22 +215,27 @@ def _ending(snapshot: Snapshot, staying: Set[str]) -> list[str]:
     return sorted(left - staying - {""})
 
 
-def _own_progress(snapshot: Snapshot, name: str, target: Mapping[str, ChildFact]) -> tuple[Reason, str]:
+def _own_progress(snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: Sequence[str]) -> tuple[Reason, str]:
     if snapshot.spec.suspend:
         return Reason.SUSPENDED, "spec.suspend is true"
-    if complete(target):
-        return Reason.UPDATED, f"{name} is up to date"
-    rolling = [r for r in ROLES if (d := target.get(r)) and d.workload and d.workload.updated < d.workload.replicas]
-    blocked = _missing(snapshot, name, rolling)
-    if blocked:
-        ways = "free or add them, or set rollout.type: Recreate"
-        return Reason.NO_CAPACITY_FOR_PAIR, f"a replacement pod of {name} finds no node ({blocked}): {ways}"
-    return Reason.ROLLING_OUT, f"{name} is starting{_trouble(snapshot, name)}"
+    workloads, names = snapshot.deployments(), [t.name for t in targets]
+    if all(complete(workloads.get(n, {})) for n in names):
+        if leaving:
+            return Reason.ROLLING_OUT, f"{_names(targets)} serves; ending {', '.join(leaving)}"
+        return Reason.UPDATED, f"{_names(targets)} is up to date"
+    for name in names:
+        parts = workloads.get(name, {})
+        rolling = [r for r in ROLES if (d := parts.get(r)) and d.workload and d.workload.updated < d.workload.replicas]
+        blocked = _missing(snapshot, [name], rolling)
+        if blocked:
+            ways = "free or add them, or set rollout.type: Recreate"
+            return Reason.NO_CAPACITY_FOR_PAIR, f"a replacement pod of {name} finds no node ({blocked}): {ways}"
+    return Reason.ROLLING_OUT, f"{_names(targets)} is starting{_trouble(snapshot, names)}"
 
 
-def _missing(snapshot: Snapshot, name: str, roles: Sequence[str] = ROLES) -> str:
-    """What the scheduler lacks for the engines of a slice ("Insufficient nvidia.com/gpu"); "" when nothing."""
-    message = diagnosis.unschedulable([p for role in roles for p in snapshot.pods_of(name, role)])
+def _missing(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str] = ROLES) -> str:
+    """What the scheduler lacks for the engines of slices ("Insufficient nvidia.com/gpu"); "" when nothing."""
+    message = diagnosis.unschedulable([p for name in names for role in roles for p in snapshot.pods_of(name, role)])
     found = sorted(set(re.findall(r"Insufficient ([A-Za-z0-9][A-Za-z0-9./_-]*[A-Za-z0-9])", message)))
     return ", ".join(f"Insufficient {resource}" for resource in found)
 
@@ -202,11 +272,15 @@ def _templates(snapshot: Snapshot, revision: str) -> Mapping[str, Mapping[str, A
     return max(found, key=lambda r: r.number).templates if found else {}
 
 
-def _patience(snapshot: Snapshot, name: str) -> bool:
-    """Whether a pod of the slice has waited so briefly that other pods or a new node may still make room for it."""
-    waiting = [
-        p for role in ROLES for p in snapshot.pods_of(name, role) if p.scheduling_reason == "Unschedulable" and not p.deleting
-    ]
+def _waiting(snapshot: Snapshot, names: Sequence[str]) -> list[PodFact]:
+    """Engine pods of slices that the scheduler finds no node for."""
+    pods = (p for name in names for role in ROLES for p in snapshot.pods_of(name, role))
+    return [p for p in pods if p.scheduling_reason == "Unschedulable" and not p.deleting]
+
+
+def _patience(snapshot: Snapshot, names: Sequence[str]) -> bool:
+    """Whether a pod has waited so briefly that other pods or a new node may still make room for it."""
+    waiting = _waiting(snapshot, names)
     return any(p.scheduling_since and (snapshot.now - p.scheduling_since).total_seconds() < PATIENCE for p in waiting)
 
 
@@ -221,10 +295,11 @@ def requested(template: Mapping[str, Any], resource: str) -> float:
     return total
 
 
-def _trouble(snapshot: Snapshot, name: str) -> str:
-    """What holds up a slice, for the message; "" when nothing is known."""
-    for part in (*ROLES, ROUTER):
-        cause = diagnosis.diagnose(snapshot.pods_of(name, part))
-        if cause and cause[0] is not Reason.STARTING:
-            return f" ({part}: {cause[1]})"
+def _trouble(snapshot: Snapshot, names: Sequence[str]) -> str:
+    """What holds up slices, for the message; "" when nothing is known."""
+    for name in names:
+        for part in (*ROLES, ROUTER):
+            cause = diagnosis.diagnose(snapshot.pods_of(name, part))
+            if cause and cause[0] is not Reason.STARTING:
+                return f" ({part}: {cause[1]})"
     return ""

@@ -39,7 +39,7 @@ class Bundle:
 
 
 def render(snapshot: Snapshot, plan: Plan) -> Bundle:
-    """Manifests of the target slice and of what all slices share.
+    """Manifests of the target slices and of what all slices share.
 
     The ControllerRevision comes first: after a crash the next reconcile finds the same templates (invariant I9). Pod
     templates of engines come from it, so that another version of the operator changes none (invariant I12). Slices of
@@ -48,19 +48,22 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
     accounts = access.accounts(snapshot)
     shared = [access.binding(snapshot), network.front_service(snapshot), network.engine_policy(snapshot), *_budgets(snapshot)]
     pools = [_pool(snapshot, plan, role) for role in ROLES]
-    target = plan.target
-    if target is None:
+    if not plan.targets:
         return _bundle([accounts, [*shared, *pools]], False)
     fresh: dict[str, dict[str, Any]] = {role: engine.pod_template(snapshot, role, plan.revision) for role in ROLES}
     stored = next((r for r in snapshot.revisions if r.pairing == plan.revision and r.name.endswith(f"-{plan.pods}")), None)
     templates = _templates(snapshot, plan, fresh, stored)
-    services = [network.slice_service(snapshot, target)]
-    workloads = [engine.deployment(snapshot, role, plan.revision, plan.pools[role].desired, templates[role]) for role in ROLES]
-    workloads.append(router.deployment(snapshot, target))
-    if snapshot.spec.lmcache is not None and snapshot.spec.lmcache.p2p.enabled:
-        service, deployment = coordinator.manifests(snapshot, target, snapshot.spec.lmcache)
-        services.append(service)
-        workloads.append(deployment)
+    services: list[objects.Manifest] = []
+    workloads: list[objects.Manifest] = []
+    for target in plan.targets:
+        services.append(network.slice_service(snapshot, target))
+        counts = target.replicas or {}
+        workloads += [engine.deployment(snapshot, role, target, counts[role], templates[role]) for role in ROLES]
+        workloads.append(router.deployment(snapshot, target))
+        if snapshot.spec.lmcache is not None and snapshot.spec.lmcache.p2p.enabled:
+            service, deployment = coordinator.manifests(snapshot, target, snapshot.spec.lmcache)
+            services.append(service)
+            workloads.append(deployment)
     first = [] if stored else [_revision(snapshot, plan, templates)]
     changed = stored is not None and any(dict(templates[role]) != fresh[role] for role in ROLES)
     return _bundle([[*first, *accounts], [*shared, *pools, *services], workloads], changed)
@@ -75,7 +78,8 @@ def _hashed(manifest: objects.Manifest) -> objects.Manifest:
     hashed = manifest
     if manifest["kind"] == "PDPool":  # its first number is written once: the manifest without it is the same one
         hashed = {**manifest, "spec": {k: v for k, v in manifest["spec"].items() if k != "replicas"}}
-    metadata = {**manifest["metadata"], "annotations": {APPLIED_HASH: manifest_hash(hashed)}}
+    annotations = {**manifest["metadata"].get("annotations", {}), APPLIED_HASH: manifest_hash(hashed)}
+    metadata = {**manifest["metadata"], "annotations": annotations}
     return {**manifest, "metadata": metadata}
 
 

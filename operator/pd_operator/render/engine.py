@@ -12,6 +12,7 @@ from pd_operator.core.names import (
     LLMD_ROLE,
     REVISION,
     ROLE,
+    SITE,
     SLICE,
     Role,
     service_account,
@@ -19,8 +20,9 @@ from pd_operator.core.names import (
     slice_name,
     workload,
 )
+from pd_operator.core.rollout import SlicePlan
 from pd_operator.core.snapshot import Snapshot
-from pd_operator.render import objects
+from pd_operator.render import objects, site
 from pd_operator.render.model import Model, locate
 from pd_operator.render.template import merge, merge_env
 from pd_operator.upstream import lmcache, smg, vllm
@@ -29,7 +31,7 @@ SHARED_MEMORY: Final = Decimal(2 * 1024**3)  # bytes; 64 MiB, the default, is fa
 
 
 def pod_template(snapshot: Snapshot, role: Role, revision: str) -> dict[str, Any]:
-    """Pod template of a role at a revision, the user's template laid over it. Frozen in the ControllerRevision."""
+    """Pod template of a role in slice 0 of a revision, the user's template laid over it. Frozen in the ControllerRevision."""
     spec, name = snapshot.spec, slice_name(snapshot.name, revision)
     model = locate(spec.model.uri, snapshot.install.pull_policy)
     labels = slice_labels(snapshot.name, "engine", name, revision) | {ROLE: role, LLMD_ROLE: role}
@@ -54,9 +56,12 @@ def pod_template(snapshot: Snapshot, role: Role, revision: str) -> dict[str, Any
     return merge(ours, spec.roles[role].template)
 
 
-def deployment(snapshot: Snapshot, role: Role, revision: str, replicas: int, template: Mapping[str, Any]) -> objects.Manifest:
-    """Deployment of a role. Within its slice a role rolls by itself when only its own pods changed (class B)."""
-    name = slice_name(snapshot.name, revision)
+def deployment(snapshot: Snapshot, role: Role, slice_: SlicePlan, replicas: int, template: Mapping[str, Any]) -> objects.Manifest:
+    """Deployment of a role of a slice. Within its slice a role rolls by itself when only its own pods changed (class B).
+
+    `template` is that of the revision, as `pod_template` makes it.
+    """
+    name, revision = slice_.name, slice_.revision
     rollout = snapshot.spec.rollout
     strategy: dict[str, Any] = {"type": "Recreate"}
     if rollout.type == "RollingUpdate":
@@ -71,9 +76,11 @@ def deployment(snapshot: Snapshot, role: Role, revision: str, replicas: int, tem
         "strategy": strategy,
         "progressDeadlineSeconds": rollout.progress_deadline_seconds,
         "revisionHistoryLimit": 2,
-        "template": dict(template),
+        "template": site.template_of(template, snapshot, slice_, role),
     }
-    return objects.manifest("apps/v1", "Deployment", snapshot, workload(name, role), labels, spec=body)
+    manifest = objects.manifest("apps/v1", "Deployment", snapshot, workload(name, role), labels, spec=body)
+    where = slice_.site.encode()
+    return {**manifest, "metadata": {**manifest["metadata"], "annotations": {SITE: where}}} if where else manifest
 
 
 def _engine(snapshot: Snapshot, role: Role, model: Model) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """A node: what it can give and what it repels. `free` is `allocatable` less the requests of all bound pods; it may be negative."""
+    """A node: what it gives and what it repels. `free` is `allocatable` less the requests of all bound pods; it may be negative."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -37,6 +37,9 @@ from pd_operator.settings import Settings
 
 __all__ = ["Manager", "NoCluster", "ReconcileFactory", "Reconciler", "StartFailed", "run", "run_process"]
 
+# Seconds. The children of one object change in bursts (16 are created, their pods turn Ready together), and the echo of each
+# of our own writes is among them; the user's own object is never made to wait.
+COALESCE = 0.2
 MIN_SERVER = (1, 29)  # native sidecar containers
 SERVER_WAIT = 60.0  # seconds for the API server to answer and to serve our kinds
 SYNC_WAIT = 120.0  # seconds for all first lists
@@ -157,7 +160,7 @@ class Manager:
         namespace = settings.lease_namespace or settings.namespace
         self.elector = LeaseElector(client, namespace, settings.lease_name, identity, timing=self._lease_timing)
         client.may_write = self.elector.is_leader
-        self.reflectors = child_reflectors(client, self.stores, settings.namespaces, self.queue.add, self._watch_timing)
+        self.reflectors = child_reflectors(client, self.stores, settings.namespaces, self._child_changed, self._watch_timing)
         recorder = EventRecorder(client, settings.identity)
         reconciler = self._factory(client, self.stores, settings, recorder)
         self.controller = Controller(
@@ -176,6 +179,9 @@ class Manager:
             lag=self.lag.seconds,
             stream_ages=self.stream_ages,
         )
+
+    def _child_changed(self, key: Key) -> None:
+        self.queue.add_after(key, COALESCE)
 
     def _start(self, client: KubeClient) -> None:
         """Start everything that must run for ever."""

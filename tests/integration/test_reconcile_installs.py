@@ -82,19 +82,19 @@ def test_no_fight_over_the_status(two: Two, api: Api) -> None:
 
 def test_both_at_once(two: Two, api: Api) -> None:
     """A new object that both see at the same moment: one of them owns it at the end, and its children are made once."""
-    for number in range(6):
+    for number in range(4):
         api.create(state.pdd(two.space, f"race{number}"))
     owners = set()
-    for number in range(6):
+    for number in range(4):
         obj = waits.ready(api, two.space, f"race{number}", timeout=90)
         owners.add(obj["status"]["controller"])
         assert len(state.children(api, two.space, f"race{number}")) == 16
     assert owners <= set(two.names)
-    quiet = {f"race{n}": state.versions(api, two.space, f"race{n}") for n in range(6)}
-    status = [api.must_get("PDDeployment", two.space, f"race{n}")["metadata"]["resourceVersion"] for n in range(6)]
+    quiet = {f"race{n}": state.versions(api, two.space, f"race{n}") for n in range(4)}
+    status = [api.must_get("PDDeployment", two.space, f"race{n}")["metadata"]["resourceVersion"] for n in range(4)]
     time.sleep(3)
-    assert {f"race{n}": state.versions(api, two.space, f"race{n}") for n in range(6)} == quiet
-    assert [api.must_get("PDDeployment", two.space, f"race{n}")["metadata"]["resourceVersion"] for n in range(6)] == status
+    assert {f"race{n}": state.versions(api, two.space, f"race{n}") for n in range(4)} == quiet
+    assert [api.must_get("PDDeployment", two.space, f"race{n}")["metadata"]["resourceVersion"] for n in range(4)] == status
 
 
 def test_a_replica_that_does_not_lead_writes_nothing(two: Two, api: Api, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -36,6 +37,89 @@ def assert_refused(obj: Object, reason: str, *words: str) -> None:
         assert word in waits.conditions(obj)["Accepted"]["message"], waits.describe(obj)
 
 
+def foreign(kind: str, space: str, name: str, labels: dict[str, str], owners: list[dict[str, Any]]) -> Object:
+    """Somebody else's object."""
+    body: dict[str, Any] = {"spec": {"ports": [{"port": 1}], "selector": {"app": "theirs"}}} if kind == "Service" else {}
+    return {
+        "apiVersion": "v1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": space, "labels": labels, "ownerReferences": owners},
+        **body,
+    }
+
+
+# Labels prove nothing: they are copied with `kubectl get -o yaml`, and stay after `kubectl delete --cascade=orphan`.
+LABELLED = {"app.kubernetes.io/managed-by": "pd-operator", "app.kubernetes.io/component": "front"}
+
+
+NEEDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # kind -> (a spec that names it, its body)
+    "Secret": (
+        {"engine": {"env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "the-secret", "key": "token"}}}]}},
+        {"stringData": {"token": "not-a-token"}},
+    ),
+    "ConfigMap": (
+        {"prefill": {"template": {"spec": {"volumes": [{"name": "c", "configMap": {"name": "the-configmap"}}]}}}},
+        {"data": {"a": "b"}},
+    ),
+    "PersistentVolumeClaim": (
+        {"model": {"uri": "pvc://the-persistentvolumeclaim/llama"}},
+        {"spec": {"accessModes": ["ReadOnlyMany"], "storageClassName": "none", "resources": {"requests": {"storage": "1Gi"}}}},
+    ),
+}
+CLASHES = [
+    (f"clash{index}{'l' if labelled else ''}", kind, suffix, labelled)
+    for index, (kind, suffix) in enumerate((("Service", ""), ("ServiceAccount", "-router")))
+    for labelled in (False, True)
+]
+
+
+@pytest.fixture(scope="module")
+def waiting(api: Api, operator: Operator, space: str) -> dict[str, Object]:
+    """Objects that lack something, and objects whose name somebody else's object has; those others, by PDDeployment."""
+    theirs: dict[str, Object] = {}
+    for name, kind, suffix, labelled in CLASHES:
+        labels = LABELLED | {"pdserve.dev/deployment": name} if labelled else {"app": "theirs"}
+        theirs[name] = api.create(foreign(kind, space, name + suffix, labels, []))
+    for kind, (spec, _) in NEEDS.items():
+        api.create(state.pdd(space, f"needs-{kind.lower()}", **spec))
+    time.sleep(0.5)  # the watch has shown those that carry our labels
+    for name, *_rest in CLASHES:
+        api.create(state.pdd(space, name))
+    return theirs
+
+
+def test_a_missing_reference_is_named(api: Api, space: str, waiting: dict[str, Object]) -> None:
+    for kind in NEEDS:
+        obj = waits.condition(api, space, f"needs-{kind.lower()}", "Accepted", "False", "MissingReference")
+        assert_refused(obj, "MissingReference", f"{kind} the-{kind.lower()} does not exist")
+        assert state.children(api, space, f"needs-{kind.lower()}") == {}
+
+
+def test_an_object_of_our_name_that_is_not_ours(api: Api, space: str, waiting: dict[str, Object]) -> None:
+    """Invariant I7: neither adopted nor changed, and named; deleting ours takes none of theirs."""
+    for again in (True, False):
+        for name, kind, suffix, _labelled in CLASHES:
+            obj = waits.condition(api, space, name, "Accepted", "False", "NameConflict")
+            assert_refused(obj, "NameConflict", f"{kind} {name}{suffix} exists and is not ours")
+            now = api.must_get(kind, space, name + suffix)
+            assert now["metadata"]["resourceVersion"] == waiting[name]["metadata"]["resourceVersion"]
+            made = {key for key in state.children(api, space, name) if key != (kind, name + suffix)}
+            assert made == set(), made
+            if again:
+                api.delete("PDDeployment", space, name)
+                api.create(state.pdd(space, name))
+
+
+@pytest.fixture(scope="module")
+def mended(api: Api, space: str, waiting: dict[str, Object]) -> datetime:
+    """What was missing is made and what was in the way is removed, at this time."""
+    for kind, (_, body) in NEEDS.items():
+        api.create({"apiVersion": "v1", "kind": kind, "metadata": {"name": f"the-{kind.lower()}", "namespace": space}, **body})
+    for name, kind, suffix, _labelled in CLASHES:
+        api.delete(kind, space, name + suffix)
+    return datetime.now(UTC)
+
+
 @pytest.mark.parametrize(
     ("patch", "undo", "reason", "words"),
     [
@@ -54,6 +138,7 @@ def assert_refused(obj: Object, reason: str, *words: str) -> None:
 def test_a_refused_edit_leaves_what_serves_alone(
     api: Api,
     operator: Operator,
+    mended: datetime,
     space: str,
     request: pytest.FixtureRequest,
     patch: dict[str, Any],
@@ -115,90 +200,6 @@ def test_a_template_that_the_server_refuses(api: Api, operator: Operator, space:
     for name in TEMPLATES:
         waits.ready(api, space, f"bad-{name}")
         api.delete("PDDeployment", space, f"bad-{name}")
-
-
-def test_a_missing_reference_is_named_and_waited_for(api: Api, operator: Operator, space: str) -> None:
-    spec: dict[str, dict[str, Any]] = {
-        "Secret": {
-            "engine": {"env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "the-secret", "key": "token"}}}]}
-        },
-        "ConfigMap": {"prefill": {"template": {"spec": {"volumes": [{"name": "c", "configMap": {"name": "the-configmap"}}]}}}},
-        "PersistentVolumeClaim": {"model": {"uri": "pvc://the-persistentvolumeclaim/llama"}},
-    }
-    claim = {"accessModes": ["ReadOnlyMany"], "storageClassName": "none", "resources": {"requests": {"storage": "1Gi"}}}
-    bodies: dict[str, Any] = {
-        "Secret": {"stringData": {"token": "not-a-token"}},
-        "ConfigMap": {"data": {"a": "b"}},
-        "PersistentVolumeClaim": {"spec": claim},
-    }
-    for kind, part in spec.items():
-        api.create(state.pdd(space, f"needs-{kind.lower()}", **part))
-    for kind in spec:
-        obj = waits.condition(api, space, f"needs-{kind.lower()}", "Accepted", "False", "MissingReference")
-        assert_refused(obj, "MissingReference", f"{kind} the-{kind.lower()} does not exist")
-        assert state.children(api, space, f"needs-{kind.lower()}") == {}
-    begin = time.monotonic()
-    for kind, body in bodies.items():
-        api.create({"apiVersion": "v1", "kind": kind, "metadata": {"name": f"the-{kind.lower()}", "namespace": space}, **body})
-    for kind in spec:
-        waits.condition(api, space, f"needs-{kind.lower()}", "Accepted", "True", timeout=RECHECK + 30)
-        print(f"{kind}: seen {time.monotonic() - begin:.1f} s after it was made")
-    waits.ready(api, space, "needs-secret")
-    waits.ready(api, space, "needs-configmap")
-    waits.condition(api, space, "needs-persistentvolumeclaim", "Placed", "False")  # the claim is never bound here
-
-
-def foreign(kind: str, space: str, name: str, labels: dict[str, str], owners: list[dict[str, Any]]) -> Object:
-    """Somebody else's object."""
-    body: dict[str, Any] = {"Service": {"spec": {"ports": [{"port": 1}], "selector": {"app": "theirs"}}}, "ServiceAccount": {}}[
-        kind
-    ]
-    return {
-        "apiVersion": "v1",
-        "kind": kind,
-        "metadata": {"name": name, "namespace": space, "labels": labels, "ownerReferences": owners},
-        **body,
-    }
-
-
-# Labels prove nothing: they are copied with `kubectl get -o yaml`, and stay after `kubectl delete --cascade=orphan`.
-LABELLED = {"app.kubernetes.io/managed-by": "pd-operator", "app.kubernetes.io/component": "front"}
-
-
-CLASHES = [
-    (f"clash{index}{'l' if labelled else ''}", kind, suffix, labelled)
-    for index, (kind, suffix) in enumerate((("Service", ""), ("ServiceAccount", "-router")))
-    for labelled in (False, True)
-]
-
-
-def test_an_object_of_our_name_that_is_not_ours(api: Api, operator: Operator, space: str) -> None:
-    """Invariant I7: neither adopted nor changed; named; once removed, the object is made."""
-    theirs: dict[str, Object] = {}
-    for name, kind, suffix, labelled in CLASHES:
-        labels = LABELLED | {"pdserve.dev/deployment": name} if labelled else {"app": "theirs"}
-        theirs[name] = api.create(foreign(kind, space, name + suffix, labels, []))
-    time.sleep(0.5)  # the watch has shown those that carry our labels
-    for round_ in range(2):
-        for name, *_ in CLASHES:
-            api.create(state.pdd(space, name))
-        for name, kind, suffix, _ in CLASHES:
-            obj = waits.condition(api, space, name, "Accepted", "False", "NameConflict")
-            assert_refused(obj, "NameConflict", f"{kind} {name}{suffix} exists and is not ours")
-            now = api.must_get(kind, space, name + suffix)
-            assert now["metadata"]["resourceVersion"] == theirs[name]["metadata"]["resourceVersion"]
-            made = {key for key in state.children(api, space, name) if key != (kind, name + suffix)}
-            assert made == set(), made
-            if round_ == 0:
-                api.delete("PDDeployment", space, name)
-    # Deleting ours took none of theirs; removing theirs lets ours go on by itself.
-    for name, kind, suffix, _ in CLASHES:
-        assert api.must_get(kind, space, name + suffix)["metadata"]["uid"] == theirs[name]["metadata"]["uid"]
-        api.delete(kind, space, name + suffix)
-    for name, kind, suffix, _ in CLASHES:
-        waits.ready(api, space, name, timeout=RECHECK + 45)
-        assert api.must_get(kind, space, name + suffix)["metadata"]["ownerReferences"][0]["name"] == name
-        api.delete("PDDeployment", space, name)
 
 
 def test_a_clash_beside_what_serves(api: Api, operator: Operator, space: str) -> None:
@@ -266,3 +267,18 @@ def test_deleted_and_made_again_at_once(api: Api, operator: Operator, space: str
     assert not pods & state.uids(state.pods(api, space, name))
     assert api.must_get("PDPool", space, f"{name}-decode")["spec"]["replicas"] == 1
     api.delete("PDDeployment", space, name)
+
+
+def test_what_waited_goes_on_by_itself(api: Api, space: str, mended: datetime) -> None:
+    """Nobody has touched the objects since: the operator looks again after RECHECK seconds, while the tests above ran."""
+    names = [f"needs-{kind.lower()}" for kind in NEEDS] + [name for name, *_ in CLASHES]
+    for name in names:
+        obj = waits.condition(api, space, name, "Accepted", "True", timeout=RECHECK + 30)
+        since = datetime.fromisoformat(waits.conditions(obj)["Accepted"]["lastTransitionTime"])
+        assert since - mended < timedelta(seconds=RECHECK + 30)
+    for name in names:
+        if name != "needs-persistentvolumeclaim":
+            waits.ready(api, space, name)
+    waits.condition(api, space, "needs-persistentvolumeclaim", "Placed", "False")  # the claim is never bound here
+    for name, kind, suffix, _ in CLASHES:
+        assert api.must_get(kind, space, name + suffix)["metadata"]["ownerReferences"][0]["name"] == name

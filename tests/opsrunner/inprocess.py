@@ -162,7 +162,7 @@ class Rig:
             if isinstance(run.process.stores, Lagging) and number % behind == 0:
                 run.process.stores.catch_up()
             writes = len(tap.writes)
-            seen = self.stores.children.generation, self.stores.pods.generation
+            seen = self._shown(key)
             try:
                 last = await run.process.reconciler.reconcile(key)
             except Crash:
@@ -179,7 +179,7 @@ class Rig:
                 break
             if time.monotonic() - begin > timeout:
                 raise TimeoutError(f"waited {timeout:.0f} s for {key} to settle: {last}; writes: {tap.writes[-5:]}")
-            await self._changed(seen)
+            await self._changed(key, seen)
         run.writes, run.seconds = list(tap.writes), time.monotonic() - begin
         return run
 
@@ -190,10 +190,14 @@ class Rig:
             stores.catch_up()
         return Process(self.reconciler(tap, stores), stores)
 
-    async def _changed(self, seen: tuple[int, int]) -> None:
-        """Wait for a change of the stores, at most a moment."""
+    def _shown(self, key: tuple[str, str]) -> list[int]:
+        """Changes with everything that the watches show of one object: each event makes a new fact."""
+        return [id(fact) for facts in (self.stores.children, self.stores.pods) for fact in facts.by_owner(*key)]
+
+    async def _changed(self, key: tuple[str, str], seen: list[int]) -> None:
+        """Wait for a change of the object's world, at most a moment."""
         deadline = time.monotonic() + 5 * STEP
-        while (self.stores.children.generation, self.stores.pods.generation) == seen and time.monotonic() < deadline:
+        while self._shown(key) == seen and time.monotonic() < deadline:
             await asyncio.sleep(STEP)
 
 

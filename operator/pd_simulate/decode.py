@@ -21,7 +21,7 @@ WATERMARK = 0.01
 
 
 class DecodeEngine(Replica):
-    """One step of B requests with S tokens of context takes d + e B + f S seconds, so k steps take k(d + e B + f S) + f B k(k-1)/2:
+    """One step of B requests with S tokens of context takes alpha(B) + beta(B) S seconds, so k steps take k(alpha + beta S) + beta B k(k-1)/2:
     the engine jumps to the next finish, join, leave or full KV, whichever is first.
 
     While it prefills itself (recompute, aggregated, convertible) each step also carries a chunk of prompt tokens, which adds
@@ -350,12 +350,12 @@ class DecodeEngine(Replica):
         """Plan the next run of steps."""
         if not self.reserve and self.running:
             self._make_room()
-        profile = self.serving.fleet.profile
         batch = len(self.running)
+        base, slope = self.serving.step_law[batch]
         self._version += 1
         self._run_start = self.clock.now
-        self._base = profile.d + profile.e * batch + profile.f * self.context
-        self._grow = profile.f * batch
+        self._base = base + slope * self.context
+        self._grow = slope * batch
         if self.prefills:
             self._plan_chunks(batch)
         elif batch == 0:

@@ -160,7 +160,7 @@ class PrefillEngine(Replica):
         seconds = profile.a
         for request, chunk in batch:
             seconds += b * chunk + c * chunk * (2 * request.context + chunk)
-        return seconds
+        return max(profile.floor, seconds)
 
     def _end(self, version: int) -> None:
         if version != self._version:

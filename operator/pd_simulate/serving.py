@@ -73,6 +73,8 @@ class Serving:
             for lane in self.lanes:
                 lane.cache = PrefixCache(fleet.prefix_blocks, workload.block)
         profile = fleet.profile
+        # (alpha, beta) of a decode step by the number of requests
+        self.step_law = [profile.step_law(batch) for batch in range(profile.max_num_seqs + 1)]
         self.velocity = TYPICAL_PROMPT / profile.prefill(TYPICAL_PROMPT)
         # (time, value) pairs for the latencies of a view
         self.ttft: list[tuple[float, float]] = []

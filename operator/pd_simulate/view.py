@@ -119,8 +119,9 @@ class Policy(Protocol):
 class Profile:
     """What an operator of a peer could have measured in advance: the engine's step times and sizes. Ours gets none of it.
 
-    prefill(n) = a + b n + c n^2 seconds of one prompt of n uncached tokens; step(B, S) = d + e B + f S seconds of one decode
-    step of B requests with S tokens of context in all (facts: the law fits aiconfigurator's tables).
+    prefill(n) = max(floor, a + b n + c n^2) seconds of one prompt of n uncached tokens: below the floor a step only reads the
+    weights. step(B, S) = d + e B + f S seconds of one decode step of B requests with S tokens of context in all, or, with
+    `knots`, alpha(B) + beta(B) S, both linear between the knots (MoE models need that; d, e, f are then the straight fit).
     """
 
     name: str
@@ -136,11 +137,24 @@ class Profile:
     kv_bytes_per_token: int
     gpus_prefill: int = 1
     gpus_decode: int = 1
+    floor: float = 0.0
+    knots: tuple[tuple[float, float, float], ...] = ()  # (B, alpha seconds, beta seconds per token of context)
 
     def prefill(self, tokens: float) -> float:
         """Seconds to prefill one prompt of so many uncached tokens."""
-        return self.a + self.b * tokens + self.c * tokens * tokens
+        return max(self.floor, self.a + self.b * tokens + self.c * tokens * tokens)
 
     def step(self, requests: float, context: float) -> float:
         """Seconds of one decode step."""
-        return self.d + self.e * requests + self.f * context
+        base, slope = self.step_law(requests)
+        return base + slope * context
+
+    def step_law(self, requests: float) -> tuple[float, float]:
+        """(alpha, beta) of a step of so many requests; beyond the last knot the last segment goes on."""
+        if len(self.knots) < 2:
+            return self.d + self.e * requests, self.f
+        last = len(self.knots) - 2
+        at = next((i for i in range(last) if requests < self.knots[i + 1][0]), last)
+        (low, alpha, beta), (high, alpha_high, beta_high) = self.knots[at], self.knots[at + 1]
+        share = max(0.0, (requests - low) / (high - low))
+        return alpha + share * (alpha_high - alpha), beta + share * (beta_high - beta)

@@ -26,7 +26,7 @@ class Capacity(Protocol):
         """Nodes of a domain, by name."""
 
     def room(self, key: str, domain: str) -> Mapping[str, int]:
-        """Sum of what the nodes of a domain have free; a node that has less than nothing counts as it is."""
+        """Sum of what the nodes of a domain have free; a node that has less than nothing counts as nothing."""
 
     def size(self, key: str, domain: str) -> int:
         """Number of nodes of a domain."""
@@ -59,20 +59,18 @@ class _Domain:
     def join(self, node: NodeCapacity) -> None:
         self.members.add(node.name)
         self._sorted = None
-        self.add(node.free, 1)
+        self.change({}, node.free, node.free)
 
     def leave(self, node: NodeCapacity) -> None:
         self.members.discard(node.name)
         self._sorted = None
-        self.add(node.free, -1)
+        self.change(node.free, {}, node.free)
 
-    def add(self, amounts: Mapping[str, int], sign: int) -> None:
-        for name, amount in amounts.items():
-            left = self.room.get(name, 0) + sign * amount
-            if left:
-                self.room[name] = left
-            else:
-                self.room.pop(name, None)
+    def change(self, before: Mapping[str, int], after: Mapping[str, int], names: Iterable[str]) -> None:
+        for name in names:
+            self.room[name] = self.room.get(name, 0) + max(0, after.get(name, 0)) - max(0, before.get(name, 0))
+            if not self.room[name]:
+                del self.room[name]
 
 
 class CapacityIndex:
@@ -180,7 +178,7 @@ class CapacityIndex:
         for key, groups in self._keys.items():
             domain = domain_of(node, key)
             if domain is not None:
-                groups[domain].add(bound.requests, -sign)
+                groups[domain].change(node.free, free, bound.requests)
 
     def _swap(self, name: str, new: NodeCapacity | None) -> None:
         old = self._nodes.pop(name, None)
@@ -215,13 +213,11 @@ class CapacityView:
         self._version = index.version
         self._changed: dict[str, NodeCapacity] = {}
         self._taken: dict[str, dict[str, dict[str, int]]] = {}  # topology key -> domain -> taken from the index's room
-        self._by_node: dict[str, dict[str, int]] = {}
 
     def fork(self) -> CapacityView:
         """A view on top of this one."""
         view = CapacityView(self._index)
         view._changed = dict(self._changed)
-        view._by_node = {name: dict(taken) for name, taken in self._by_node.items()}
         return view
 
     def take(self, node: str, requests: Mapping[str, int]) -> None:
@@ -233,10 +229,9 @@ class CapacityView:
         before = self._changed.get(node) or self._current().node(node)
         if before is None:
             raise KeyError(node)
-        free, taken = dict(before.free), self._by_node.setdefault(node, {})
+        free = dict(before.free)
         for name, amount in (requests if PODS in requests else {**requests, PODS: 1}).items():
             free[name] = free.get(name, 0) - amount
-            taken[name] = taken.get(name, 0) + amount
         self._changed[node] = replace(before, free=free)
         self._taken.clear()  # summed again when asked for: few nodes change in a view
 
@@ -272,12 +267,14 @@ class CapacityView:
     def _sum(self, key: str) -> dict[str, dict[str, int]]:
         """What was taken in each domain of a key."""
         found: dict[str, dict[str, int]] = {}
-        for name, taken in self._by_node.items():
-            domain = domain_of(self._changed[name], key)
-            if domain is not None:
+        for name, node in self._changed.items():
+            before, domain = self._current().node(name), domain_of(node, key)
+            if before is not None and domain is not None:
                 sums = found.setdefault(domain, {})
-                for resource, amount in taken.items():
-                    sums[resource] = sums.get(resource, 0) + amount
+                for resource, amount in node.free.items():
+                    taken = max(0, before.free.get(resource, 0)) - max(0, amount)
+                    if taken:
+                        sums[resource] = sums.get(resource, 0) + taken
         return found
 
     def _current(self) -> CapacityIndex:

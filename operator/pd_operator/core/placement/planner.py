@@ -1,16 +1,198 @@
-"""place(demand, view): how many prefill and decode replicas each transfer domain gets, and why. Pure and deterministic."""
+"""place(demand, view): how many prefill and decode replicas each transfer domain gets, and why. Pure and deterministic.
+
+With P and D replicas wanted, r_i = (rp_i, rd_i) running in domain i and F_i what fits beside them node by node (`fit`), choose
+(p_i, d_i) for at most `max_domains` domains such that
+
+    (p_i - rp_i, d_i - rd_i), cut at 0, is in F_i;  p_i >= 1 and d_i >= 1, or both 0;  sum p_i <= P;  sum d_i <= D
+    balance: a replica is started only where the domain stays nearest the pool's ratio P:D with it:
+        p_i <= max(1, rp_i)  or  2 (p_i D - d_i P) <= max(P, D)          and the same with the roles exchanged
+
+and minimise, level by level (`Objective`):
+
+    lost        P D - sum min(p_i D, d_i P)                                     most effective capacity
+    disruption  sum (rp_i - p_i)+ + (rd_i - d_i)+  +  CONSOLIDATION * number of domains used      fewest moved, fewest domains
+    unplaced    P + D - sum (p_i + d_i)                                         as much of what is wanted as balance allows
+    room        sum over domains used of the accelerators free in them          best fit
+
+Running replicas need no room, so what runs and fits is never given up but for something better. New replicas must fit beside
+everything that runs: a move never counts on room that it frees itself. Between equal plans the one that splits decode by
+largest remainder on capacity is taken (`split`), then the order of the domains decides: most effective capacity, least room,
+name.
+
+Proven best (`Placement.exact`) with max_domains 1, and else where the search ends within its steps and all domains that can
+matter were in it. In a large cluster only the CANDIDATES with most effective capacity are searched, and a domain that is chosen
+is exchanged for one with less free room where the same fits.
+
+Mode Preferred does the same first. Where that has less effective capacity than wanted, one slice may cross domains and take
+all, or take what is left when one slice more is allowed: if there is more effective capacity then.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from pd_operator.core.placement.demand import Demand
-from pd_operator.core.placement.index import Capacity
-from pd_operator.core.placement.result import Placement
+from pd_operator.core.placement import report
+from pd_operator.core.placement.candidates import CONSOLIDATION, Domains
+from pd_operator.core.placement.demand import CROSSING, Demand
+from pd_operator.core.placement.fit import Packer
+from pd_operator.core.placement.index import Capacity, CapacityIndex, CapacityView
+from pd_operator.core.placement.result import Objective, Outcome, Placement, Share
+from pd_operator.core.placement.search import DISRUPTION_BITS, Candidate, Found, search
+from pd_operator.core.placement.split import split_pools
 
-CONSOLIDATION: Final = 2  # replicas that may be moved to use one domain less: one pair
+CANDIDATES: Final = 24  # domains searched together, those with running replicas apart
+_SWAPS: Final = 16  # domains looked at to find a tighter one
 
 
-def place(demand: Demand, view: Capacity) -> Placement:
-    """Decide over one demand."""
-    raise NotImplementedError
+def place(demand: Demand, view: CapacityIndex | CapacityView) -> Placement:
+    """Decide over one demand. Nothing is reserved: `reserve` does that."""
+    if not demand.prefill:
+        return Placement((), False, Outcome.SUSPENDED, "no replicas are wanted")
+    packer = Packer(demand.prefill_shape, demand.decode_shape)
+    domains = Domains(demand, view, packer)
+    shares, exact = _solve(domains, view)
+    if demand.mode == "Preferred" and demand.topology_key:
+        shares = _crossing(domains, view, shares)
+    return report.placement(domains, view, shares, objective(domains, shares), exact and packer.exact)
+
+
+def reserve(demand: Demand, view: CapacityView, shares: Sequence[Share]) -> bool:
+    """Take in the view what shares add to what runs, so that the next demand is planned beside it.
+
+    False, with nothing taken for that share, where a share no longer fits node by node.
+    """
+    packer = Packer(demand.prefill_shape, demand.decode_shape)
+    complete = True
+    for share in shares:
+        domains = Domains(demand, view, packer, "" if share.crossing else None)
+        rp, rd = domains.running(share.domain)
+        pods = packer.pack(domains.nodes(share.domain), max(0, share.prefill - rp), max(0, share.decode - rd))
+        for pod in pods or ():
+            view.take(pod.node, pod.needs)
+        complete &= pods is not None
+    return complete
+
+
+def objective(domains: Domains, shares: Sequence[Share]) -> Objective:
+    """The value of a plan, as the module's docstring states it."""
+    demand = domains.demand
+    given = {s.domain: s for s in shares}
+    ended = sum(
+        max(0, rp - (given[domain].prefill if domain in given else 0))
+        + max(0, rd - (given[domain].decode if domain in given else 0))
+        for domain, (rp, rd) in demand.running.items()
+    )
+    return Objective(
+        lost=domains.whole - sum(min(s.prefill * demand.decode, s.decode * demand.prefill) for s in shares),
+        disruption=ended + CONSOLIDATION * len(shares),
+        unplaced=demand.prefill + demand.decode - sum(s.prefill + s.decode for s in shares),
+        room=sum(domains.room(s.domain) for s in shares if not s.crossing),
+    )
+
+
+def _solve(domains: Domains, view: Capacity) -> tuple[tuple[Share, ...], bool]:
+    """The best shares without crossing, by domain name, and whether they are proven best."""
+    demand = domains.demand
+    candidates, complete = _candidates(domains, view)
+    found = search(candidates, demand.prefill, demand.decode, demand.max_domains, CONSOLIDATION)
+    shares = _resplit(demand, candidates, found)
+    if not complete:
+        shares = [_tighter(domains, view, share, {s.domain for s in shares}) for share in shares]
+    alone = len(shares) == 1 and not any(map(sum, demand.running.values()))
+    full = sum(min(s.prefill * demand.decode, s.decode * demand.prefill) for s in shares) == domains.whole
+    return tuple(sorted(shares)), found.exact and (complete or (alone and full))
+
+
+def _candidates(domains: Domains, view: Capacity) -> tuple[list[Candidate], bool]:
+    """Domains to be searched, most effective capacity first, and whether no other can matter."""
+    demand = domains.demand
+    running = {d for d, r in demand.running.items() if any(r) and demand.allows(d) and (d != CROSSING or not demand.topology_key)}
+    fresh: list[Candidate] = []
+    bounds = sorted(domains.bound(d) for d in view.domains(demand.topology_key) if d not in running and demand.allows(d))
+    complete = True
+    for number, bound in enumerate(bounds):
+        if not bound.negative or _enough(fresh, -bound.negative, domains.whole, demand.max_domains):
+            complete = not bound.negative or demand.max_domains == 1
+            break
+        candidate = domains.candidate(bound.domain)
+        if candidate.options:
+            fresh.append(candidate)
+    room = {d: domains.room(d) for d in (*running, *(c.name for c in fresh))}
+    fresh.sort(key=lambda c: (-c.best, room[c.name], c.name))
+    if demand.max_domains > 1 and len(fresh) > CANDIDATES:
+        fresh, complete = fresh[:CANDIDATES], False
+    found = [*(domains.candidate(domain) for domain in running), *fresh]
+    return sorted(found, key=lambda c: (-c.best, room[c.name], c.name)), complete
+
+
+def _enough(fresh: Sequence[Candidate], bound: int, whole: int, limit: int) -> bool:
+    """Whether domains with no more effective capacity than `bound`, and more room, cannot matter (or hardly, with limit > 1)."""
+    best = sorted((c.best for c in fresh), reverse=True)
+    if limit == 1:
+        return bool(best) and (best[0] == whole or best[0] > bound)
+    return len(best) >= CANDIDATES and (best[0] == whole or best[CANDIDATES - 1] >= bound)
+
+
+def _resplit(demand: Demand, candidates: Sequence[Candidate], found: Found) -> list[Share]:
+    """The same totals over the same domains, split by largest remainder, if that is as good."""
+    chosen = [candidates[c.domain] for c in found.choices]
+    shares = [Share(c.name, pick.prefill, pick.decode) for c, pick in zip(chosen, found.choices, strict=True)]
+    if len(shares) < 2:
+        return shares
+    split = split_pools(sum(s.prefill for s in shares), sum(s.decode for s in shares), [c.best for c in chosen])
+    costs = [
+        next((o.cost for o in c.options if (o.prefill, o.decode) == pair), None) for c, pair in zip(chosen, split, strict=True)
+    ]
+    known = [cost for cost in costs if cost is not None]
+    idle = sum(c.running for c in candidates if c not in chosen) << DISRUPTION_BITS
+    if len(known) < len(costs) or sum(known) + idle > found.cost:
+        return shares
+    return [Share(c.name, p, d) for c, (p, d) in zip(chosen, split, strict=True)]
+
+
+def _tighter(domains: Domains, view: Capacity, share: Share, used: set[str]) -> Share:
+    """The share in a domain with less free room, if one of the _SWAPS with least room holds it too."""
+    demand = domains.demand
+    if any(domains.running(share.domain)):
+        return share
+    mine = domains.room(share.domain)
+    others = (d for d in view.domains(demand.topology_key) if d not in used and d not in demand.running and demand.allows(d))
+    smaller = sorted(
+        (room, d) for d in others if (room := domains.room(d)) < mine and domains.may_hold(d, share.prefill, share.decode)
+    )
+    for _, domain in smaller[:_SWAPS]:
+        frontier = domains.frontier(domain)
+        if share.prefill < len(frontier) and frontier[share.prefill] >= share.decode:
+            used.discard(share.domain)
+            used.add(domain)
+            return share._replace(domain=domain)
+    return share
+
+
+def _crossing(domains: Domains, view: CapacityIndex | CapacityView, shares: tuple[Share, ...]) -> tuple[Share, ...]:
+    """Mode Preferred: the shares themselves, one slice that crosses domains, or both, whichever has most effective capacity.
+
+    Of equals the one with fewest replicas that cross, then the least disruption.
+    """
+    demand, packer = domains.demand, domains.packer
+    if not objective(domains, shares).lost:
+        return shares
+    answers = [shares]
+    plans: list[tuple[tuple[Share, ...], int, int]] = [((), demand.prefill, demand.decode)]
+    left = demand.prefill - sum(s.prefill for s in shares), demand.decode - sum(s.decode for s in shares)
+    if shares and len(shares) < demand.max_domains and min(left) > 0:
+        plans.append((shares, *left))
+    for kept, p, d in plans:
+        beside = view.fork()
+        if kept and not reserve(demand, beside, kept):
+            continue
+        whole = Domains(demand, beside, packer, "").candidate(CROSSING)
+        found = search([whole], p, d, 1, CONSOLIDATION)
+        answers.append((*(Share(CROSSING, c.prefill, c.decode, crossing=True) for c in found.choices), *kept))
+
+    def key(answer: tuple[Share, ...]) -> tuple[int, int, int, int]:
+        value = objective(domains, answer)
+        return value.lost, sum(s.prefill + s.decode for s in answer if s.crossing), value.disruption, value.unplaced
+
+    return min(answers, key=key)

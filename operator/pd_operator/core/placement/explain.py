@@ -27,7 +27,7 @@ def replicas(number: int, role: Role) -> str:
 
 
 def one_role(fits: tuple[int, int], nodes: Sequence[NodeCapacity], shapes: tuple[ReplicaShape, ReplicaShape]) -> str:
-    """Why a domain holds no pair: "3 decode replicas fit, 0 prefill: nodes with nvidia.com/gpu=8 free: 0 of 4; largest free is 4"."""
+    """Why no pair fits: "3 decode replicas fit, 0 prefill: nodes with nvidia.com/gpu=8 free: 0 of 4; largest free is 4"."""
     lacking = [lack(nodes, shapes[at]) for at in (0, 1) if not fits[at]]
     if not fits[0] and not fits[1]:
         if lacking[0] == lacking[1]:
@@ -41,10 +41,12 @@ def one_role(fits: tuple[int, int], nodes: Sequence[NodeCapacity], shapes: tuple
 def beside(packer: Packer, nodes: Sequence[NodeCapacity]) -> str:
     """What keeps a decode replica out once a prefill replica has its room."""
     taken = {pod.node: pod.needs for pod in packer.pack(nodes, 1, 0) or ()}
-    left = [
-        replace(node, free={name: free - taken.get(node.name, {}).get(name, 0) for name, free in node.free.items()})
-        for node in nodes
-    ]
+
+    def left_of(node: NodeCapacity) -> NodeCapacity:
+        needs = taken.get(node.name, {})
+        return replace(node, free={name: free - needs.get(name, 0) for name, free in node.free.items()})
+
+    left = [left_of(node) for node in nodes]
     return f"beside a prefill replica, {lack(left, packer.shapes[1])}"
 
 

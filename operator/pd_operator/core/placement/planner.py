@@ -78,9 +78,9 @@ def objective(domains: Domains, shares: Sequence[Share]) -> Objective:
     """The value of a plan, as the module's docstring states it."""
     demand = domains.demand
     given = {s.domain: s for s in shares}
+    nothing = Share(CROSSING, 0, 0)
     ended = sum(
-        max(0, rp - (given[domain].prefill if domain in given else 0))
-        + max(0, rd - (given[domain].decode if domain in given else 0))
+        max(0, rp - given.get(domain, nothing).prefill) + max(0, rd - given.get(domain, nothing).decode)
         for domain, (rp, rd) in demand.running.items()
     )
     return Objective(
@@ -98,7 +98,8 @@ def _solve(domains: Domains, view: Capacity) -> tuple[tuple[Share, ...], bool]:
     found = search(candidates, demand.prefill, demand.decode, demand.max_domains, CONSOLIDATION)
     shares = _resplit(demand, candidates, found)
     if not complete:
-        shares = [_tighter(domains, view, share, {s.domain for s in shares}) for share in shares]
+        used = {s.domain for s in shares}
+        shares = [_tighter(domains, view, share, used) for share in shares]
     alone = len(shares) == 1 and not any(map(sum, demand.running.values()))
     full = sum(min(s.prefill * demand.decode, s.decode * demand.prefill) for s in shares) == domains.whole
     return tuple(sorted(shares)), found.exact and (complete or (alone and full))
@@ -111,7 +112,7 @@ def _candidates(domains: Domains, view: Capacity) -> tuple[list[Candidate], bool
     fresh: list[Candidate] = []
     bounds = sorted(domains.bound(d) for d in view.domains(demand.topology_key) if d not in running and demand.allows(d))
     complete = True
-    for number, bound in enumerate(bounds):
+    for bound in bounds:
         if not bound.negative or _enough(fresh, -bound.negative, domains.whole, demand.max_domains):
             complete = not bound.negative or demand.max_domains == 1
             break
@@ -122,7 +123,7 @@ def _candidates(domains: Domains, view: Capacity) -> tuple[list[Candidate], bool
     fresh.sort(key=lambda c: (-c.best, room[c.name], c.name))
     if demand.max_domains > 1 and len(fresh) > CANDIDATES:
         fresh, complete = fresh[:CANDIDATES], False
-    found = [*(domains.candidate(domain) for domain in running), *fresh]
+    found = [*(domains.candidate(domain) for domain in sorted(running)), *fresh]
     return sorted(found, key=lambda c: (-c.best, room[c.name], c.name)), complete
 
 
@@ -141,12 +142,10 @@ def _resplit(demand: Demand, candidates: Sequence[Candidate], found: Found) -> l
     if len(shares) < 2:
         return shares
     split = split_pools(sum(s.prefill for s in shares), sum(s.decode for s in shares), [c.best for c in chosen])
-    costs = [
-        next((o.cost for o in c.options if (o.prefill, o.decode) == pair), None) for c, pair in zip(chosen, split, strict=True)
-    ]
-    known = [cost for cost in costs if cost is not None]
-    idle = sum(c.running for c in candidates if c not in chosen) << DISRUPTION_BITS
-    if len(known) < len(costs) or sum(known) + idle > found.cost:
+    costs = [o.cost for c, pair in zip(chosen, split, strict=True) for o in c.options if (o.prefill, o.decode) == pair]
+    used = {c.name for c in chosen}
+    idle = sum(c.running for c in candidates if c.name not in used) << DISRUPTION_BITS
+    if len(costs) < len(chosen) or sum(costs) + idle > found.cost:
         return shares
     return [Share(c.name, p, d) for c, (p, d) in zip(chosen, split, strict=True)]
 
@@ -157,13 +156,12 @@ def _tighter(domains: Domains, view: Capacity, share: Share, used: set[str]) -> 
     if any(domains.running(share.domain)):
         return share
     mine = domains.room(share.domain)
-    others = (d for d in view.domains(demand.topology_key) if d not in used and d not in demand.running and demand.allows(d))
-    smaller = sorted(
-        (room, d) for d in others if (room := domains.room(d)) < mine and domains.may_hold(d, share.prefill, share.decode)
-    )
+    p, d = share.prefill, share.decode
+    others = (o for o in view.domains(demand.topology_key) if o not in used and o not in demand.running and demand.allows(o))
+    smaller = sorted((room, o) for o in others if (room := domains.room(o)) < mine and domains.may_hold(o, p, d))
     for _, domain in smaller[:_SWAPS]:
         frontier = domains.frontier(domain)
-        if share.prefill < len(frontier) and frontier[share.prefill] >= share.decode:
+        if p < len(frontier) and frontier[p] >= d:
             used.discard(share.domain)
             used.add(domain)
             return share._replace(domain=domain)

@@ -122,17 +122,20 @@ def _not_chosen(
         return f"{both} would fit alone, but not one of each: {explain.beside(packer, nodes)}"
     most = max(candidate.options, key=lambda o: (min(o.prefill * demand.decode, o.decode * demand.prefill), -o.prefill - o.decode))
     fit = f"{explain.counted(most.prefill, most.decode)} fit together"
+    return f"{fit}; {_not_needed(domains, shares, short, candidate.best == domains.whole)}"
+
+
+def _not_needed(domains: Domains, shares: Sequence[Share], short: tuple[int, int], whole: bool) -> str:
+    """Why a domain that holds a pair gets none; `whole`: it could hold everything."""
+    demand = domains.demand
     names = ", ".join(s.domain or "a slice that crosses domains" for s in shares)
-    if any(short) and len(shares) < demand.max_domains and not all(short):
-        return f"{fit}, and no {ROLES[0] if not short[0] else ROLES[1]} replica is left for it"
     if any(short) and len(shares) >= demand.max_domains:
-        return f"{fit}; not used: placement.maxDomains is {demand.max_domains}, and {names} holds as much or more"
+        return f"not used: placement.maxDomains is {demand.max_domains}, and {names} holds as much or more"
     if any(short):
-        return f"{fit}; not used: {names} has as much effective capacity without it"
-    whole = candidate.best == domains.whole
+        return f"not used: no {ROLES[0] if not short[0] else ROLES[1]} replica is left for it"
     if any(any(domains.running(s.domain)) for s in shares):
-        return f"{fit}; not needed: {names} holds everything, and fewer replicas move"
-    return f"{fit}; not used: {names} " + ("has less room to spare" if whole else "holds everything that is wanted")
+        return f"not needed: {names} holds everything, and fewer replicas move"
+    return f"not used: {names} " + ("has less room to spare" if whole else "holds everything that is wanted")
 
 
 def _message(
@@ -187,9 +190,9 @@ def _avoid(domains: Domains, known: Sequence[str]) -> tuple[str, ...]:
     """Domains where a slice without node affinity would start one role, or part of a group, and never the rest."""
     found = []
     for domain in known:
-        if not domains.demand.allows(domain):
+        tempting = domains.may_hold(domain, 1, 0) or domains.may_hold(domain, 0, 1) or domains.packer.grouped
+        if tempting and domains.demand.allows(domain):
+            tempting = any(any(domains.packer.tops(node, (1, 1))) for node in domains.nodes(domain))
+        if tempting or not domains.demand.allows(domain):
             found.append(domain)
-        elif domains.may_hold(domain, 1, 0) or domains.may_hold(domain, 0, 1) or domains.packer.grouped:
-            if any(any(domains.packer.tops(node, (1, 1))) for node in domains.nodes(domain)):
-                found.append(domain)
     return tuple(found)

@@ -1,4 +1,4 @@
-"""How the totals of the pools are split over slices: decode by largest remainder on capacity, then prefill nearest the pool's ratio."""
+"""Pool totals split over slices: decode by largest remainder on capacity, then prefill nearest the pool's ratio."""
 
 from __future__ import annotations
 

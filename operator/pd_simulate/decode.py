@@ -21,8 +21,8 @@ WATERMARK = 0.01
 
 
 class DecodeEngine(Replica):
-    """One step of B requests with S tokens of context takes alpha(B) + beta(B) S seconds, so k steps take k(alpha + beta S) + beta B k(k-1)/2:
-    the engine jumps to the next finish, join, leave or full KV, whichever is first.
+    """One step of B requests with S tokens of context takes alpha(B) + beta(B) S seconds, so k steps take
+    k (alpha + beta S) + beta B k (k - 1) / 2: the engine jumps to the next finish, join, leave or full KV, whichever is first.
 
     While it prefills itself (recompute, aggregated, convertible) each step also carries a chunk of prompt tokens, which adds
     b n + c ((s + n)^2 - s^2) seconds, and steps are taken one by one until the prompts are done.

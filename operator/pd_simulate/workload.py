@@ -91,13 +91,19 @@ class Workload:
         return self.window(0.0, middle) if which == 1 else self.window(middle, self.duration)
 
 
-def make(name: str, arrival: Sequence[float] | Floats, prompt: Sequence[int] | Ints, output: Sequence[int] | Ints) -> Workload:
-    """A workload of plain columns; arrivals need not be sorted."""
-    times = np.asarray(arrival, dtype=np.float64)
-    order = np.argsort(times, kind="stable")
-    prompts, outputs = np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)
-    duration = float(times.max()) if len(times) else 0.0
-    return Workload(name, times[order], prompts[order], outputs[order], duration)
+def from_rows(name: str, rows: Sequence[tuple[float, int, int, int, float, Prefix | None]], block: int = 512) -> Workload:
+    """A workload of (arrival s, prompt, output, cached, cancel after s, prefix) in any order; time 0 is the first arrival.
+
+    Prefixes count only if all rows have them.
+    """
+    ordered = sorted(rows, key=lambda row: row[0])
+    columns = list(zip(*ordered, strict=True)) or [()] * 6
+    arrival = np.array(columns[0], dtype=np.float64)
+    arrival -= arrival[0] if len(arrival) else 0.0
+    prompt, output, cached = (np.array(column, dtype=np.int64) for column in columns[1:4])
+    prefix = tuple(columns[5]) if ordered and all(one is not None for one in columns[5]) else None
+    duration = float(arrival[-1]) if len(arrival) else 0.0
+    return Workload(name, arrival, prompt, output, duration, cached, np.array(columns[4], dtype=np.float64), prefix, block)
 
 
 def _ordered(workload: Workload, arrival: Floats, **changes: object) -> Workload:

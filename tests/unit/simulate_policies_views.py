@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from pd_simulate.view import Counters, Latency, Profile, ReplicaView, Role, View
+from pd_simulate.workload import Floats, Workload
 
 # 10,000 prompt tokens/s and 50 ms a pass; a decode step of B requests takes 10 ms + 1 ms B.
 PROFILE = Profile("round", 0.05, 1e-4, 0.0, 0.010, 0.001, 0.0, 100_000, 100_000, 64, 131_072)
@@ -64,3 +67,10 @@ def traffic(seconds: float, rate: float, isl: int, osl: int, cached: int = 0) ->
         finished_output=count * osl,
         finished_prompt=count * isl,
     )
+
+
+def load_of(arrival: Floats, prompt: int, output: int, duration: float | None = None) -> Workload:
+    """Requests of equal lengths at sorted times; the window ends with the last one unless `duration` says so."""
+    count = len(arrival)
+    end = float(arrival[-1]) if duration is None else duration
+    return Workload("made", arrival, np.full(count, prompt), np.full(count, output), end)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
-from simulate_policies_views import PROFILE, latency, pods, traffic, view
+from simulate_policies_views import PROFILE, latency, load_of, pods, traffic, view
 
 from pd_simulate.policies.registry import ENTRIES, Entry, Inputs, Range, entry, per_bin
 from pd_simulate.policies.static import Outcome
 from pd_simulate.view import Targets
-from pd_simulate.workload import Workload, make
+from pd_simulate.workload import Workload
 
 PEERS = {
     "static-best",
@@ -41,9 +40,7 @@ PEERS = {
 
 
 def load() -> Workload:
-    arrival = np.arange(0.0, 600.0, 0.1)
-    made = make("steady", arrival, np.full(len(arrival), 800), np.full(len(arrival), 400))
-    return replace(made, duration=600.0)
+    return load_of(np.arange(0.0, 600.0, 0.1), 800, 400, 600.0)
 
 
 def inputs() -> Inputs:
@@ -129,5 +126,5 @@ def test_ranges() -> None:
 
 
 def test_tokens_per_bin() -> None:
-    two = replace(make("two", [0.5, 61.0], [600, 1_200], [1, 1]), duration=120.0)
+    two = Workload("two", np.array([0.5, 61.0]), np.array([600, 1_200]), np.array([1, 1]), 120.0)
     assert per_bin(two, 60.0) == [10.0, 20.0, 0.0]

@@ -6,11 +6,11 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from simulate_policies_views import EVEN, pods, view
+from simulate_policies_views import EVEN, load_of, pods, view
 
 from pd_simulate.policies.oracle import Oracle, cheapest, decode_need, prefill_need
 from pd_simulate.policies.static import Outcome, Static, best_split, splits
-from pd_simulate.workload import Workload, make
+from pd_simulate.workload import Workload
 
 
 class Fluid:
@@ -53,9 +53,7 @@ def test_static_keeps_bounds() -> None:
 
 def burst() -> Workload:
     """100 prompts of 1,000 tokens (0.1 s each) in the first second of 100 s, 10 output tokens each."""
-    arrival = np.linspace(0.0, 0.99, 100)
-    load = make("burst", arrival, np.full(100, 1_000), np.full(100, 10))
-    return Workload("burst", load.arrival, load.prompt, load.output, 100.0)
+    return load_of(np.linspace(0.0, 0.99, 100), 1_000, 10, 100.0)
 
 
 def test_prefill_need_of_a_burst() -> None:
@@ -69,7 +67,7 @@ def test_prefill_need_of_a_burst() -> None:
 
 def test_prefill_need_of_a_steady_load_tends_to_its_work() -> None:
     arrival = np.arange(0.0, 200.0, 0.05)
-    load = make("steady", arrival, np.full(len(arrival), 1_000), np.full(len(arrival), 10))
+    load = load_of(arrival, 1_000, 10)
     need = prefill_need(load, EVEN, slack=0.5)
     assert need[100] == pytest.approx(2.0 * 64 / 64.5)
 
@@ -77,11 +75,11 @@ def test_prefill_need_of_a_steady_load_tends_to_its_work() -> None:
 def test_decode_need_by_hand() -> None:
     # 20 requests/s of 400 tokens at 50 ms: 400 decoding, 40 on each D.
     arrival = np.arange(0.0, 100.0, 0.05)
-    load = make("steady", arrival, np.full(len(arrival), 800), np.full(len(arrival), 400))
+    load = load_of(arrival, 800, 400)
     need = decode_need(load, EVEN, 0.050)
     assert need[60] == pytest.approx(10.0, rel=0.02)
     assert need[0] < 1.0
-    memory = decode_need(make("long", arrival, np.full(len(arrival), 9_800), np.full(len(arrival), 400)), EVEN, 0.050)
+    memory = decode_need(load_of(arrival, 9_800, 400), EVEN, 0.050)
     # 10 fit in 100,000 tokens of KV: 20 ms a step, so 160 decoding hold 1.6 M tokens.
     assert memory[60] == pytest.approx(16.0, rel=0.03)
 
@@ -113,7 +111,7 @@ def test_cheapest_plan_equals_all_plans_tried(seed: int, lead: float) -> None:
 
 def test_oracle_orders_one_lead_time_ahead() -> None:
     arrival = np.concatenate((np.arange(0.0, 200.0, 1.0), np.arange(200.0, 260.0, 0.02)))
-    load = make("step", arrival, np.full(len(arrival), 1_000), np.full(len(arrival), 10))
+    load = load_of(arrival, 1_000, 10)
     policy = Oracle(load, EVEN, utilization=1.0)
     counts = {at: policy.decide(view(at, pods("prefill", 1) + pods("decode", 1))).prefill for at in (0.0, 120.0, 130.0, 140.0)}
     assert counts[0.0] == counts[120.0] == 1
@@ -122,7 +120,7 @@ def test_oracle_orders_one_lead_time_ahead() -> None:
 
 def test_oracle_fits_the_budget_in_proportion() -> None:
     arrival = np.arange(0.0, 60.0, 0.01)
-    load = make("much", arrival, np.full(len(arrival), 1_000), np.full(len(arrival), 100))
+    load = load_of(arrival, 1_000, 100)
     targets = Oracle(load, EVEN, 1.0).decide(view(0.0, budget=8))
     assert targets.prefill + targets.decode == 8
     assert min(targets.prefill, targets.decode) >= 2

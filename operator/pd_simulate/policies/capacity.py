@@ -81,9 +81,11 @@ def prefill_velocity(profile: Profile, tokens: int = 8192) -> float:
 
 def decode_batch(profile: Profile, context: float, slo: float, kv_share: float = 0.8) -> int:
     """Requests one D holds inside the SLO: min(max_num_seqs, share C / context, the largest b with step(b, b context) <= SLO)."""
-    per_request = profile.e + profile.f * context
-    by_slo = (slo - profile.d) / per_request if per_request > 0 else float(profile.max_num_seqs)
-    return max(1, int(min(profile.max_num_seqs, kv_share * profile.kv_capacity / max(1.0, context), by_slo)))
+    low, high = 1, max(1, int(min(profile.max_num_seqs, kv_share * profile.kv_capacity / max(1.0, context))))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if profile.step(middle, middle * context) <= slo + 1e-12 else (low, middle - 1)
+    return low
 
 
 def decode_rate(profile: Profile, isl: float, osl: float, slo: float, kv_share: float = 0.8) -> float:

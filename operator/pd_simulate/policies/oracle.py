@@ -23,7 +23,7 @@ def prefill_need(load: Workload, profile: Profile, slack: float) -> Floats:
     """P busy at 100 % that each second needs: max over windows w of (prefill seconds arriving in w) / (w + slack)."""
     seconds = int(np.ceil(load.duration)) + 1
     uncached = np.maximum(load.prompt - load.cached, 1).astype(np.float64)
-    work = profile.a + profile.b * uncached + profile.c * uncached**2
+    work = _prefill(profile, uncached)
     per_second = np.bincount(np.minimum(load.arrival.astype(np.int64), seconds - 1), weights=work, minlength=seconds)
     total = np.concatenate(([0.0], np.cumsum(per_second)))
     need = np.zeros(seconds)
@@ -45,14 +45,22 @@ def decode_need(load: Workload, profile: Profile, slo_itl: float) -> Floats:
     batch = decode_batch(profile, float(np.average(context, weights=load.output)), slo_itl, kv_share=1.0)
     gap = profile.step(batch, batch * float(context.mean()))
     uncached = np.maximum(load.prompt - load.cached, 1).astype(np.float64)
-    start = load.arrival + profile.a + profile.b * uncached + profile.c * uncached**2
+    start = load.arrival + _prefill(profile, uncached)
     end = start + load.output * gap
     size = max(seconds, int(np.ceil(end.max())) + 2)
     held = _mean_level(start, end, context, size)[:seconds]
     count = _mean_level(start, end, np.ones(len(load)), size)[:seconds]
-    # step(B, S) <= SLO is linear in B and S: the share of the time budget that this load takes on one replica.
-    by_time = (profile.e * count + profile.f * held) / max(1e-9, slo_itl - profile.d)
+    # At the batch inside the SLO the step takes alpha + beta S: what is over alpha is shared by the tokens in proportion.
+    alpha, beta = profile.step_law(batch)
+    alone = profile.step_law(1)[0]
+    per_request = (alpha - alone) / max(1, batch - 1)
+    by_time = (per_request * count + beta * held) / max(1e-9, slo_itl - alone + per_request)
     return np.asarray(np.maximum(np.maximum(by_time, held / profile.kv_capacity), count / profile.max_num_seqs))
+
+
+def _prefill(profile: Profile, tokens: Floats) -> Floats:
+    """Profile.prefill of many prompts."""
+    return np.maximum(profile.floor, profile.a + profile.b * tokens + profile.c * tokens**2)
 
 
 def _mean_level(start: Floats, end: Floats, weight: Floats, size: int) -> Floats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from pd_simulate.request import Request
 
 
@@ -13,7 +15,8 @@ class PrefixCache:
     def __init__(self, capacity: int, size: int) -> None:
         self.capacity = capacity
         self.size = size  # tokens of a block
-        self._blocks: dict[int, None] = {}
+        # Not a dict: finding its oldest key takes time linear in what was deleted before it.
+        self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def hit(self, request: Request) -> int:
         """Prompt tokens covered; at least one token is always computed."""
@@ -28,7 +31,7 @@ class PrefixCache:
         """Its blocks are the most recently used now."""
         blocks = self._blocks
         for block in request.prefix or ():
-            blocks.pop(block, None)
             blocks[block] = None
+            blocks.move_to_end(block)
         while len(blocks) > self.capacity:
-            del blocks[next(iter(blocks))]
+            blocks.popitem(last=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from typing import Any
 
 
 class State(StrEnum):
@@ -40,6 +42,12 @@ class Signal:
     def known(self) -> bool:
         """Whether a decision may rest on it."""
         return self.state is not State.UNKNOWN
+
+    def clean(self) -> Signal:
+        """The same, or unknown where the number is none that a load can have: NaN, infinite, negative."""
+        if not self.known or (math.isfinite(self.value) and self.value >= 0):
+            return self
+        return Signal(State.UNKNOWN, 0.0, self.age, self.quality, f"{self.source or 'a source'} said {self.value}")
 
 
 UNKNOWN = Signal(State.UNKNOWN)
@@ -89,3 +97,11 @@ class Readings:
     ttft: Signal = UNKNOWN  # seconds at the SLO's percentile
     slices: tuple[SliceHandoff, ...] = field(default=())
     rollout: bool = False  # a rollout is under way
+
+    def clean(self) -> Readings:
+        """The same with every signal clean, so that a record of them is JSON."""
+        signals: dict[str, Any] = {
+            f.name: value.clean() for f in fields(self) if isinstance(value := getattr(self, f.name), Signal)
+        }
+        slices = tuple(replace(s, waiting=s.waiting.clean(), starts=s.starts.clean()) for s in self.slices)
+        return replace(self, slices=slices, **signals)

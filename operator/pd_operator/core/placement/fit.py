@@ -1,7 +1,7 @@
 """What fits into one domain, node by node: for each number of prefill replicas, the most decode replicas beside them.
 
-Exact, by dynamic programming over the nodes. A node offers choices: numbers of pods of each kind that fit on it together
-(vector packing; two or three kinds and few pods per node, so they are listed). Choices add up over the nodes.
+Exact. A node offers choices: numbers of pods of each kind that fit on it together (vector packing; two or three kinds and few
+pods per node, so they are listed). Choices add up over the nodes (`box`).
 
 A replica of several pods wants as many distinct nodes. Whatever the shapes of its pods, N replicas can be dealt out to the
 nodes so that none has two pods on one node if and only if no node holds more than N pods of the role: the pods are the edges
@@ -13,20 +13,19 @@ R.I.R.O. 5, 1971). So a group of pods needs a cap per node and nothing else.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from math import prod
 from typing import Final, NamedTuple
 
+from pd_operator.core.placement.box import NOTHING, Box, Counts
 from pd_operator.core.placement.capacity import NodeCapacity, PodShape, ReplicaShape, accelerators_of
 
-STATES: Final = (
-    4000  # partial sums kept while groups with unlike pods are packed; above it all pods of a group count as its largest
-)
+# Numbers of pods looked at together. A group with unlike pods that would need more counts them all as the largest of them.
+SUMS: Final = 1 << 20
 
-Counts = tuple[int, ...]  # pods by kind
 Choices = tuple[Counts, ...]  # what one node takes, only those that no other exceeds in every kind
 Staircase = tuple[int, ...]  # index: prefill; value: the most decode beside them
-_Layer = dict[Counts, Counts]  # partial sum -> the one before this node
 
 
 class Kind(NamedTuple):
@@ -43,10 +42,6 @@ class Pod(NamedTuple):
 
     node: str
     needs: Mapping[str, int]
-
-
-class _TooMany(Exception):
-    """More than STATES partial sums."""
 
 
 def most(free: Mapping[str, int], needs: Mapping[str, int], limit: int) -> int:
@@ -69,14 +64,14 @@ class Packer:
         self.shapes = (prefill, decode)
         self.kinds: tuple[Kind, ...] = (*of(0, prefill), *of(1, decode))
         self.resources = tuple(sorted({name for kind in self.kinds for name in kind.needs}))
-        self.pods_each = (len(prefill.pods), len(decode.pods))
         self.accelerators = accelerators_of(prefill, decode)
         self.exact = True  # False once something was counted by its largest pod
-        self.grouped = self.pods_each != (1, 1)
+        self.grouped = (len(prefill.pods), len(decode.pods)) != (1, 1)
         self._plain = len(self.kinds) == 2
-        self._triples = tuple(
-            (name, self.kinds[0].needs.get(name, 0), self.kinds[-1].needs.get(name, 0)) for name in self.resources
-        )
+        first, last = self.kinds[0].needs, self.kinds[-1].needs
+        self._triples = tuple((name, first.get(name, 0), last.get(name, 0)) for name in self.resources)
+        self._boxes: dict[Counts, Box] = {}
+        self._capped: dict[tuple[Choices, tuple[int, int]], Choices] = {}
 
     def tops(self, node: NodeCapacity, caps: tuple[int, int]) -> Counts:
         """Pods of each kind that a node takes when they are alone, at most `caps` by role."""
@@ -85,18 +80,6 @@ class Packer:
             top if (top := most(free, kind.needs, caps[kind.role])) and all(s.admits(node) for s in kind.shapes) else 0
             for kind in self.kinds
         )
-
-    def frontier(self, nodes: Iterable[NodeCapacity], prefill: int, decode: int) -> Staircase:
-        """f[x] = most decode replicas beside x prefill replicas, for x = 0 .. as many as fit; both are cut at what is given."""
-        offers = Counter(self.choices(node, (prefill, decode)) for node in nodes)
-        offers.pop((), None)
-        if not self.grouped:
-            return _sum({_staircase(offered): count for offered, count in offers.items()}, prefill, decode)
-        try:
-            return self._walk(offers, prefill, decode)
-        except _TooMany:
-            self.exact = False
-            return Packer(*self.shapes, largest=True).frontier(nodes, prefill, decode)
 
     def choices(self, node: NodeCapacity, caps: tuple[int, int]) -> Choices:
         """What a node takes of all kinds together, with at most `caps` pods of the roles."""
@@ -107,36 +90,56 @@ class Packer:
             return _pairs(node.free, self._triples, tops)
         return _maximal(self._combinations(node.free, tops, caps))
 
-    def pack(self, nodes: Sequence[NodeCapacity], prefill: int, decode: int) -> list[Pod] | None:
-        """Nodes for all pods of so many replicas, those with least room first; None where they do not fit.
+    def frontier(self, nodes: Iterable[NodeCapacity], prefill: int, decode: int) -> Staircase:
+        """f[x] = most decode replicas beside x prefill replicas, for x = 0 .. as many as fit; both are cut at what is given."""
+        if self._too_many(prefill, decode):
+            self.exact = False
+            return Packer(*self.shapes, largest=True).frontier(nodes, prefill, decode)
+        offers = Counter(self.choices(node, (prefill, decode)) for node in nodes)
+        offers.pop((), None)
+        if self.grouped:
+            return _walk(prefill, decode, lambda x, y: self._holds(offers, x, y))
+        box = self._box(prefill, decode)
+        taken = _fill(box, offers)
+        return _walk(prefill, decode, lambda x, y: box.holds(taken, (x, y)))
 
-        For groups with unlike pods it may give up where a packing exists, if more than STATES partial sums come up.
-        """
-        needed = self._needed(prefill, decode)
-        order = sorted(nodes, key=lambda n: (sum(n.free.get(name, 0) for name in self.accelerators), n.name))
-        layers: list[tuple[str, _Layer]] = []
-        states = {tuple(0 for _ in needed)}
-        for node in order:
-            if needed in states:
+    def pack(self, nodes: Sequence[NodeCapacity], prefill: int, decode: int) -> list[Pod] | None:
+        """Nodes for all pods of so many replicas, those with least room first; None where they do not fit."""
+        if self._too_many(prefill, decode):
+            return Packer(*self.shapes, largest=True).pack(nodes, prefill, decode)
+        box = self._box(prefill, decode)
+        taken = NOTHING
+        row: list[tuple[str, Choices, int]] = []  # a node, its choices, what those before it take
+        for node in sorted(nodes, key=lambda n: (sum(n.free.get(name, 0) for name in self.accelerators), n.name)):
+            if taken & box.top:
                 break
             offered = self.choices(node, (prefill, decode))
             if offered:
-                reached = _reach(states, offered, needed)
-                layers.append((node.name, reached))
-                states = set(sorted(_undominated(reached), key=lambda s: (-sum(s), s))[:STATES])
-        if needed not in states:
+                row.append((node.name, offered, taken))
+                taken = box.add(taken, offered)
+        if not taken & box.top:
             return None
         placed: list[Pod] = []
-        state = needed
-        for name, reached in reversed(layers):
-            before = reached[state]
-            for kind, was, now in zip(self.kinds, before, state, strict=True):
-                placed += [Pod(name, kind.needs)] * (now - was)
-            state = before
+        left = box.needed
+        for name, offered, before in reversed(row):
+            rests = (_without(left, choice) for choice in ((0,) * len(left), *offered))
+            rest = next(rest for rest in rests if box.holds(before, rest))
+            for kind, now, then in zip(self.kinds, left, rest, strict=True):
+                placed += [Pod(name, kind.needs)] * (now - then)
+            left = rest
         return placed
 
     def _needed(self, prefill: int, decode: int) -> Counts:
         return tuple(kind.each * (prefill, decode)[kind.role] for kind in self.kinds)
+
+    def _too_many(self, prefill: int, decode: int) -> bool:
+        return not self._plain and prod(count + 1 for count in self._needed(prefill, decode)) > SUMS
+
+    def _box(self, prefill: int, decode: int) -> Box:
+        needed = self._needed(prefill, decode)
+        if needed not in self._boxes:
+            self._boxes[needed] = Box(needed)
+        return self._boxes[needed]
 
     def _combinations(self, free: Mapping[str, int], tops: Counts, caps: tuple[int, int]) -> Iterator[Counts]:
         """All numbers of pods of all kinds but the last, with the most of the last."""
@@ -153,48 +156,31 @@ class Packer:
             if total[0] <= caps[0] and total[1] <= caps[1] and all(left[name] >= 0 for name in used):
                 yield (*counts, most(left, last.needs, min(tops[-1], caps[last.role] - total[last.role])))
 
-    def _walk(self, offers: Mapping[Choices, int], prefill: int, decode: int) -> Staircase:
-        """Down the staircase: more prefill never leave room for more decode."""
-        found: list[int] = []
-        y = decode
-        for x in range(prefill + 1):
-            while y >= 0 and not self._holds(offers, x, y):
-                y -= 1
-            if y < 0:
-                break
-            found.append(y)
-        return tuple(found)
-
     def _holds(self, offers: Mapping[Choices, int], prefill: int, decode: int) -> bool:
         """Whether nodes with these choices hold so many replicas: no node more pods of a role than there are replicas of it."""
-        needed = self._needed(prefill, decode)
         capped: Counter[Choices] = Counter()
         for offered, count in offers.items():
             capped[self._cap(offered, (prefill, decode))] += count
         capped.pop((), None)
-        if any(
-            sum(count * max(c[at] for c in offered) for offered, count in capped.items()) < need for at, need in enumerate(needed)
-        ):
-            return False
-        head, last = needed[:-1], needed[-1]
-        best: dict[Counts, int] = {tuple(0 for _ in head): 0}
-        for offered, count in sorted(capped.items()):
-            for _ in range(min(count, sum(needed))):
-                best = _step(best, offered, head, last)
-                if best.get(head, -1) >= last:
-                    return True
-                if not self._plain and len(best) > STATES:
-                    raise _TooMany
-        return best.get(head, -1) >= last
+        box = self._box(prefill, decode)
+        for at, need in enumerate(box.needed):
+            if sum(count * max(choice[at] for choice in offered) for offered, count in capped.items()) < need:
+                return False
+        return bool(_fill(box, capped) & box.top)
 
     def _cap(self, offered: Choices, caps: tuple[int, int]) -> Choices:
         """Choices cut to at most `caps` pods of each role on a node."""
-        if all(self._within(choice, caps) for choice in offered):
-            return offered
-        if self._plain:
-            return _maximal((min(a, caps[0]), min(b, caps[1])) for a, b in offered)
-        below = (c for choice in offered for c in product(*(range(count + 1) for count in choice)))
-        return _maximal(choice for choice in below if self._within(choice, caps))
+        known = self._capped.get((offered, caps))
+        if known is None:
+            if self._plain:
+                known = _maximal((min(a, caps[0]), min(b, caps[1])) for a, b in offered)
+            elif all(self._within(choice, caps) for choice in offered):
+                known = offered
+            else:
+                below = (c for choice in offered for c in product(*(range(count + 1) for count in choice)))
+                known = _maximal(choice for choice in below if self._within(choice, caps))
+            self._capped[offered, caps] = known
+        return known
 
     def _within(self, choice: Counts, caps: tuple[int, int]) -> bool:
         return all(sum(c for c, kind in zip(choice, self.kinds, strict=True) if kind.role == role) <= caps[role] for role in (0, 1))
@@ -236,25 +222,35 @@ def _pairs(free: Mapping[str, int], triples: Sequence[tuple[str, int, int]], top
     return tuple(found)
 
 
-def _reach(states: Iterable[Counts], offered: Choices, needed: Counts) -> _Layer:
-    """Partial sums with one node more, cut at what is needed, each with one that it came from."""
-    reached: _Layer = {}
-    for state in sorted(states):
-        for choice in offered:
-            reached.setdefault(tuple(min(s + c, n) for s, c, n in zip(state, choice, needed, strict=True)), state)
-    return reached
+def _walk(prefill: int, decode: int, holds: Callable[[int, int], bool]) -> Staircase:
+    """Down the staircase: more prefill never leave room for more decode."""
+    found: list[int] = []
+    y = decode
+    for x in range(prefill + 1):
+        while y >= 0 and not holds(x, y):
+            y -= 1
+        if y < 0:
+            break
+        found.append(y)
+    return tuple(found)
 
 
-def _step(best: Mapping[Counts, int], offered: Choices, head: Counts, last: int) -> dict[Counts, int]:
-    """The same for sums of all kinds but the last, with the most of the last."""
-    after = dict(best)
-    for state, value in best.items():
-        for choice in offered:
-            at = tuple(min(s + c, n) for s, c, n in zip(state, choice, head, strict=False))
-            gain = min(value + choice[-1], last)
-            if after.get(at, -1) < gain:
-                after[at] = gain
-    return after
+def _fill(box: Box, offers: Mapping[Choices, int]) -> int:
+    """What nodes with these choices take together; everything as soon as all that is needed fits."""
+    taken = NOTHING
+    for offered, count in sorted(offers.items(), reverse=True):
+        for _ in range(count):
+            before, taken = taken, box.add(taken, offered)
+            if taken & box.top:
+                return (box.top << 1) - 1
+            if taken == before:
+                break
+    return taken
+
+
+def _without(counts: Counts, choice: Counts) -> Counts:
+    """What is left to be given a node once one took a choice."""
+    return tuple(max(0, count - gone) for count, gone in zip(counts, choice, strict=True))
 
 
 def _maximal(choices: Iterable[Counts]) -> Choices:
@@ -264,43 +260,3 @@ def _maximal(choices: Iterable[Counts]) -> Choices:
         if any(choice) and not any(all(a <= b for a, b in zip(choice, other, strict=True)) for other in kept):
             kept.append(choice)
     return tuple(kept)
-
-
-def _undominated(states: Iterable[Counts]) -> list[Counts]:
-    """With each sum of all kinds but the last only the most of the last."""
-    best: dict[Counts, int] = {}
-    for state in states:
-        if best.get(state[:-1], -1) < state[-1]:
-            best[state[:-1]] = state[-1]
-    return [(*head, last) for head, last in best.items()]
-
-
-def _staircase(offered: Choices) -> Staircase:
-    """Choices of two kinds, for each number of the first the most of the second."""
-    return tuple(max(b for a, b in offered if a >= x) for x in range(1 + max(a for a, _ in offered)))
-
-
-def _sum(stairs: Mapping[Staircase, int], prefill: int, decode: int) -> Staircase:
-    """Staircases of several nodes added up: f[x] = max over x = a1 + a2 + ... of b1(a1) + b2(a2) + ..."""
-    total: Sequence[int] = (0,)
-    for stair, number in sorted(stairs.items(), reverse=True):
-        count = min(number, prefill + decode)  # each of them takes one pod at least
-        power: Sequence[int] = stair
-        while count:
-            if count & 1:
-                total = _add(total, power, prefill, decode)
-                if len(total) > prefill and total[prefill] >= decode:
-                    return (decode,) * (prefill + 1)
-            count >>= 1
-            if count:
-                power = _add(power, power, prefill, decode)
-    return tuple(total)
-
-
-def _add(left: Sequence[int], right: Sequence[int], prefill: int, decode: int) -> list[int]:
-    length = min(prefill, len(left) + len(right) - 2) + 1
-    found = [0] * length
-    for a, b in enumerate(left):
-        for at, d in enumerate(right[: max(0, length - a)], start=a):
-            found[at] = max(found[at], b + d)
-    return [min(value, decode) for value in found]

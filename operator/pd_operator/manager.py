@@ -19,15 +19,17 @@ from typing import Any, Protocol
 import aiohttp
 
 from pd_operator import __version__
+from pd_operator.controller.capacity import CapacityFeed
 from pd_operator.controller.health import Check, Health, LoopLag, Problem, over
 from pd_operator.controller.loop import Controller, Key
 from pd_operator.controller.telemetry import Telemetry
 from pd_operator.controller.watch import KOPF_STOP, OUR_KINDS, EventStreams, child_reflectors, event_registry, run_kopf
 from pd_operator.controller.workqueue import WorkQueue
+from pd_operator.core.ledger import Ledger
 from pd_operator.core.result import Result
 from pd_operator.kube.auth import NoCluster
 from pd_operator.kube.client import KubeClient
-from pd_operator.kube.errors import ApiError, is_retryable
+from pd_operator.kube.errors import ApiError, Forbidden, is_retryable
 from pd_operator.kube.events import EventRecorder
 from pd_operator.kube.kinds import KINDS
 from pd_operator.kube.lease import LeaseElector, LeaseLost, LeaseTiming
@@ -107,6 +109,7 @@ class Manager:
             await self._listen()  # first: the kubelet probes while we wait for the server
             await self._check_server(client)
             if not self.stopping.is_set():
+                await self._look_at_nodes(client)
                 self._build(client)
                 self._start(client)
                 await self._wait()
@@ -154,6 +157,17 @@ class Manager:
                 return
         raise StartFailed(f"waited {SERVER_WAIT:.0f} s: {last}")
 
+    async def _look_at_nodes(self, client: KubeClient) -> None:
+        """A cluster-wide install that may list nodes places by what they have free; any other leaves it to the scheduler."""
+        if self.settings.namespaces != (None,):
+            return
+        try:
+            await client.served("Node", None)
+        except Forbidden as exc:
+            logger.warning("slices are placed without looking at nodes, the chart's ClusterRole would allow it: %s", exc)
+            return
+        self.stores.ledger = Ledger()
+
     def _build(self, client: KubeClient) -> None:
         settings = self.settings
         identity = f"{settings.identity}_{uuid.uuid4().hex[:8]}"  # a restarted pod keeps its name but is another candidate
@@ -161,6 +175,8 @@ class Manager:
         self.elector = LeaseElector(client, namespace, settings.lease_name, identity, timing=self._lease_timing)
         client.may_write = self.elector.is_leader
         self.reflectors = child_reflectors(client, self.stores, settings.namespaces, self._child_changed, self._watch_timing)
+        if self.stores.ledger is not None:
+            self.reflectors += CapacityFeed(client, self.stores.ledger, self.queue.add_after, self._watch_timing).reflectors
         recorder = EventRecorder(client, settings.identity)
         reconciler = self._factory(client, self.stores, settings, recorder)
         self.controller = Controller(

@@ -157,7 +157,7 @@ def test_the_admission_plugin_would_be_content(world: World, kwok_cluster: Clust
         (("create", "delete"), "pods", ""),
         (("create",), "pods", "exec"),
         (("escalate", "bind"), "roles.rbac.authorization.k8s.io", ""),
-        (("list",), "nodes", ""),
+        (("update", "patch", "delete"), "nodes", ""),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

@@ -138,10 +138,6 @@ def test_exceptions_are_refused_where_they_would_matter(path: str) -> None:
 UNBUILT = {
     "engine.type",
     "model.configMapRef.name",
-    "placement.transferDomain.topologyKey",
-    "placement.transferDomain.mode",
-    "placement.maxDomains",
-    "placement.schedulingTimeout",
     "backpressure.maxQueueTime",
     "rollout.maxSurge",
     "rollout.maxUnavailable",

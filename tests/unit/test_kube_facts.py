@@ -64,6 +64,7 @@ FACT = PodFact(
     ready=False,
     scheduled=True,
     scheduling_since=datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC),
+    grace_ends=datetime(2026, 1, 2, 4, 4, 5, tzinfo=UTC),
     containers=(
         ContainerFact("lmcache", ready=True, started=True),
         ContainerFact(

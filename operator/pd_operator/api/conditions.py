@@ -51,6 +51,8 @@ class Reason(StrEnum):
 
     ACCEPTED = "Accepted"
     UNSUPPORTED_VERSION = "UnsupportedVersion"
+    INCOMPATIBLE_PAIR = "IncompatiblePair"
+    STATE_NOT_TRANSFERABLE = "StateNotTransferable"
     UNSAFE_FAILURE_POLICY = "UnsafeFailurePolicy"
     IMAGE_REQUIRED = "ImageRequired"
     MISSING_REFERENCE = "MissingReference"
@@ -60,7 +62,12 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     BOUND = "Bound"
     NO_CAPACITY = "NoCapacity"
+    NO_DOMAIN_LABEL = "NoDomainLabel"
+    WAITING_FOR_NODES = "WaitingForNodes"
     GATED = "Gated"
+    WEDGED = "Wedged"
+    CAPACITY_UNOBSERVED = "CapacityUnobserved"
+    PAIRING_NOT_ENFORCED = "PairingNotEnforced"
     READY = "Ready"
     STARTING = "Starting"
     UNSCHEDULABLE = "Unschedulable"
@@ -85,6 +92,16 @@ REASONS: Mapping[Reason, ReasonDoc] = {
     Reason.ACCEPTED: ReasonDoc((Type.ACCEPTED,), "The spec was accepted."),
     Reason.UNSUPPORTED_VERSION: ReasonDoc(
         (Type.ACCEPTED,), "A version cannot do what the spec asks.", "Use a version that the message names."
+    ),
+    Reason.INCOMPATIBLE_PAIR: ReasonDoc(
+        (Type.ACCEPTED,),
+        "Prefill, decode, router and cache at these versions and settings cannot hand a request over.",
+        "Change the field that the message names to what it says is accepted.",
+    ),
+    Reason.STATE_NOT_TRANSFERABLE: ReasonDoc(
+        (Type.ACCEPTED,),
+        "The model keeps a state for each request that would not be on decode after the handoff; the message names it.",
+        "Use what the message says is accepted: a version that carries it, or another model.",
     ),
     Reason.UNSAFE_FAILURE_POLICY: ReasonDoc(
         (Type.ACCEPTED,), "handoff.onFailure Fail would end decode engines at these versions.", "Use handoff.onFailure: Recompute."
@@ -115,9 +132,32 @@ REASONS: Mapping[Reason, ReasonDoc] = {
     ),
     Reason.BOUND: ReasonDoc((Type.PLACED,), "Every engine pod has a node."),
     Reason.NO_CAPACITY: ReasonDoc(
-        (Type.PLACED,), "The scheduler finds no node for an engine pod.", "Free or add the resources that the message names."
+        (Type.PLACED,),
+        "The scheduler finds no node for an engine pod, or no transfer domain holds a prefill and a decode replica.",
+        "Free or add the resources that the message names; the operator looks again by itself.",
     ),
+    Reason.NO_DOMAIN_LABEL: ReasonDoc(
+        (Type.PLACED,),
+        "No node that the pods may use has the label placement.transferDomain.topologyKey.",
+        "Label the nodes, or name a label that they have.",
+    ),
+    Reason.WAITING_FOR_NODES: ReasonDoc((Type.PLACED,), "Nothing fits yet, and a node is being made."),
     Reason.GATED: ReasonDoc((Type.PLACED,), "A scheduling gate (a queue, for instance) holds an engine pod."),
+    Reason.WEDGED: ReasonDoc(
+        (Type.PLACED,),
+        "Part of a slice had a node and the rest found none for placement.schedulingTimeout: its transfer domain is left alone for "
+        "a while.",
+        "Free or add the resources that the message names, or wait: another domain is tried by itself.",
+    ),
+    Reason.CAPACITY_UNOBSERVED: ReasonDoc(
+        (Type.PLACED,),
+        "Engine pods have no node yet, and what nodes have free cannot be seen: the scheduler chooses the transfer domain.",
+    ),
+    Reason.PAIRING_NOT_ENFORCED: ReasonDoc(
+        (Type.DEGRADED,),
+        "Pods of one slice are in different transfer domains: the label of a node changed under them.",
+        "Restore the label, or set a new rollout.restartID to place everything anew.",
+    ),
     Reason.READY: ReasonDoc((*_ROLES, Type.READY), "Everything that the condition covers works."),
     Reason.STARTING: ReasonDoc((*_ROLES, Type.PLACED), "Pods are starting."),
     Reason.UNSCHEDULABLE: ReasonDoc(

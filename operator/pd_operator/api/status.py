@@ -61,12 +61,21 @@ class SliceStatus(StatusModel):
 
     name: Name = Field(description="Name of the slice, and of its Service.")
     revision: Name = Field(default="", description="Revision of the slice.")
-    domain: Name = Field(default="", description="Transfer domain; empty without placement.")
+    domain: Name = Field(default="", description="Transfer domain; empty without placement, or while it is not known.")
     prefill: Count | None = Field(default=None, description="Prefill replicas that are ready.")
     decode: Count | None = Field(default=None, description="Decode replicas that are ready.")
     state: Name = Field(default="", description="Dark, Serving or Removing.")
     weight: Count | None = Field(default=None, description="Share of the traffic in percent.")
     handoff_mbps: Counter | None = Field(default=None, alias="handoffMBps", description="Megabytes per second, last measured.")
+
+
+class ExcludedDomain(StatusModel):
+    """A transfer domain in which a slice did not come together, and that is left alone for a while."""
+
+    name: Annotated[str, Field(max_length=316)] = Field(description="The domain; node/NAME where only the node is known.")
+    reason: Annotated[str, Field(max_length=1024)] = Field(default="", description="What was missing there.")
+    until: Instant = Field(description="When it may be used again.")
+    times: Count = Field(default=1, description="How often in a row; each time doubles the wait.")
 
 
 class HandoffStatus(StatusModel):
@@ -122,6 +131,10 @@ class PDDeploymentStatus(StatusModel):
         list[SliceStatus],
         Field(max_length=256, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = Field(default_factory=list, description="Slices, serving or dark.")
+    excluded_domains: Annotated[
+        list[ExcludedDomain],
+        Field(max_length=256, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = Field(default_factory=list, description="Transfer domains that are left alone for a while, and why.")
     handoff: HandoffStatus | None = Field(default=None, description="What handoffs did.")
     attainment: Attainment | None = Field(default=None, description="Share of requests that met the objectives.")
     backpressure: BackpressureStatus | None = Field(default=None, description="Who refuses requests, and how.")

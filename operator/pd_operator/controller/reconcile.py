@@ -17,8 +17,11 @@ from pd_operator.api.types import API_VERSION, PDDeploymentSpec
 from pd_operator.controller.applier import EXPECTATION, Applier
 from pd_operator.core.capabilities import Refusal
 from pd_operator.core.compatibility import invalid
+from pd_operator.core.ledger import Need, Part
 from pd_operator.core.names import ROLES, Role, pool
 from pd_operator.core.observed import ChildFact
+from pd_operator.core.placement.requests import replica_shape
+from pd_operator.core.placing import uncounted
 from pd_operator.core.plan import Plan, make_plan
 from pd_operator.core.prune import prune
 from pd_operator.core.references import references
@@ -30,7 +33,7 @@ from pd_operator.kube.client import KubeClient
 from pd_operator.kube.errors import Forbidden, Invalid
 from pd_operator.kube.events import EventRecorder
 from pd_operator.kube.store import Stores
-from pd_operator.render.bundle import Bundle, render
+from pd_operator.render.bundle import Bundle, engine_templates, render
 from pd_operator.settings import Settings
 from pd_operator.upstream import catalog
 
@@ -78,7 +81,9 @@ class Reconciler:
         return await self._pass(obj, await self._snapshot(obj, spec))
 
     async def _pass(self, obj: Object, snapshot: Snapshot) -> Result:
+        snapshot = self._with_room(snapshot)  # no await from here to _assume: the view is of one instant, and nobody plans between
         plan = make_plan(snapshot)
+        self._assume(snapshot, plan)
         if plan.refusal is None:
             bundle = render(snapshot, plan)
             plan = replace(plan, renderer_changed=bundle.renderer_changed)
@@ -99,6 +104,30 @@ class Reconciler:
             return _refused(plan.refusal)
         await self._write_pools(snapshot, plan)
         return _result(plan, status, self._applier.unseen(m for stage in bundle.stages for m in stage))
+
+    def _with_room(self, snapshot: Snapshot) -> Snapshot:
+        """What placement reads: the shapes of the replicas, and what nodes have free for them."""
+        key, ledger = snapshot.spec.placement.transfer_domain.topology_key, self._stores.ledger
+        if not key:
+            return snapshot
+        templates = engine_templates(snapshot)
+        try:
+            shapes = {role: replica_shape(role, [templates[role].get("spec") or {}]) for role in ROLES}
+        except (ValueError, KeyError, TypeError, AttributeError):  # the user's template; the server says what is wrong with it
+            return replace(snapshot, unseen="its template cannot be read")
+        room = ledger.room((snapshot.namespace, snapshot.name), key) if ledger else None
+        return replace(snapshot, shapes=shapes, room=room, unseen=next(filter(None, map(uncounted, templates.values())), ""))
+
+    def _assume(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Reserve what the plan asks for, until the watch shows its workloads."""
+        if self._stores.ledger is None or not snapshot.shapes or plan.refusal is not None:
+            return
+        needs: dict[Part, Need] = {
+            (s.name, role): Need((s.replicas or {}).get(role, 0), s.site, snapshot.shapes[role].pods[0])
+            for s in plan.targets
+            for role in ROLES
+        }
+        self._stores.ledger.assume((snapshot.namespace, snapshot.name), needs)
 
     async def _try(self, snapshot: Snapshot, plan: Plan, bundle: Bundle) -> Plan:
         """Apply; a write that the server will not take becomes a refusal that the user can read, not a silent retry."""
@@ -141,23 +170,25 @@ class Reconciler:
     async def _snapshot(self, obj: Object, spec: PDDeploymentSpec) -> Snapshot:
         metadata = obj["metadata"]
         namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
-        children = tuple(c for c in self._stores.children.by_owner(namespace, name) if c.owner_uid == uid)
+        missing = await self._missing(namespace, spec)
         if self._server_version is None:
             self._server_version = await self._client.server_version()
+        now = datetime.now(UTC)
+        children = tuple(c for c in self._stores.children.by_owner(namespace, name) if c.owner_uid == uid)
         return Snapshot(
             namespace=namespace,
             name=name,
             uid=uid,
             generation=metadata["generation"],
             spec=spec,
-            now=datetime.now(UTC),
+            now=now,
             upstream=catalog.upstream(spec),
             images=self._images(spec),
             status=obj.get("status", {}),
             children=children,
-            pods=tuple(self._stores.pods.by_owner(namespace, name)),
+            pods=tuple(p for p in self._stores.pods.by_owner(namespace, name) if not p.lost(now)),
             revisions=_revisions(children),
-            missing=await self._missing(namespace, spec),
+            missing=missing,
             install=self._install,
             server_version=self._server_version,
         )
@@ -206,6 +237,8 @@ class Reconciler:
 
     def _forget(self, namespace: str, name: str) -> None:
         self._applier.forget(namespace, name)
+        if self._stores.ledger is not None:
+            self._stores.ledger.forget((namespace, name))
         self._told.pop((namespace, name), None)
         for role in ROLES:
             self._pool_status.pop((namespace, name, role), None)

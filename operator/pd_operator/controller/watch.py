@@ -23,6 +23,7 @@ import aiohttp
 import kopf
 
 from pd_operator.core.names import DEPLOYMENT, MANAGED_SELECTOR
+from pd_operator.core.observed import ChildFact
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.facts import ChildDecoder, PodDecoder
 from pd_operator.kube.kinds import KINDS
@@ -62,11 +63,20 @@ def child_reflectors(
             if owner is not None:
                 enqueue(owner)
 
+    def workload(old: ChildFact | None, new: ChildFact | None) -> None:
+        for fact in (old, new):
+            owner = owner_of(fact) if fact is not None else None
+            if owner is not None and stores.ledger is not None:
+                stores.ledger.child(owner, old, new)
+                break
+        changed(old, new)
+
     made: list[Reflector[Any]] = []
     for namespace in namespaces:
         for kind in CHILD_KINDS:
+            notify = workload if kind == "Deployment" else changed
             made.append(
-                Reflector(client, kind, namespace, MANAGED_SELECTOR, ChildDecoder(kind), stores.children, changed, timing=timing)
+                Reflector(client, kind, namespace, MANAGED_SELECTOR, ChildDecoder(kind), stores.children, notify, timing=timing)
             )
         made.append(Reflector(client, "Pod", namespace, MANAGED_SELECTOR, PodDecoder(), stores.pods, changed, timing=timing))
     return made

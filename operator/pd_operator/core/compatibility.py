@@ -9,8 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from pd_operator.api.conditions import Reason
-from pd_operator.api.types import SECRET_NAME, EnvVar, PDDeploymentSpec
+from pd_operator.api.types import SECRET_NAME, EnvVar, PDDeploymentSpec, PlacementSpec
 from pd_operator.core.capabilities import Program, Refusal, Upstream
+from pd_operator.core.compatibility_model import Model
+from pd_operator.core.compatibility_verdict import judge
 from pd_operator.core.names import COMPONENT, LLMD_ROLE, MANAGED_BY
 from pd_operator.core.snapshot import Reference
 
@@ -31,12 +33,15 @@ def review(
     images: Mapping[str, str],
     missing: Sequence[Reference] = (),
     server_version: tuple[int, int] = OCI_SINCE,
+    model: Model | Refusal | None = None,
 ) -> list[Refusal]:
     """All refusals, the one to show first."""
     return [
         *_not_implemented(spec),
         *upstream.refusals,
+        *judge(spec, upstream, images, model).refusals,
         *_model(spec, server_version),
+        *_placement(spec),
         *_owned(spec, upstream),
         *_images(spec, images),
         *(
@@ -58,7 +63,7 @@ def invalid(error: ValidationError) -> Refusal:
 
 def _not_implemented(spec: PDDeploymentSpec) -> Iterator[Refusal]:
     """Fields whose feature is not built yet: refused when set, never ignored."""
-    domain, rollout = spec.placement.transfer_domain, spec.rollout
+    rollout = spec.rollout
     table: list[tuple[bool, str, object, str]] = [
         (spec.engine.type != "vllm", "engine.type", spec.engine.type, "vllm"),
         (spec.router.type not in ("smg", "vllm-router"), "router.type", spec.router.type, "smg or vllm-router"),
@@ -67,16 +72,6 @@ def _not_implemented(spec: PDDeploymentSpec) -> Iterator[Refusal]:
         (spec.scaling is not None, "scaling", "", "leave it out; set prefill.replicas and decode.replicas"),
         (spec.gateway is not None, "gateway", "", "leave it out; the front door is the Service"),
         (spec.slo is not None, "slo", "", "leave it out"),
-        (spec.model.config_map_ref is not None, "model.configMapRef", "", "leave it out"),
-        (
-            bool(domain.topology_key),
-            "placement.transferDomain.topologyKey",
-            domain.topology_key,
-            "leave it out; use template.spec.affinity",
-        ),
-        (domain.mode != "Required", "placement.transferDomain.mode", domain.mode, "Required"),
-        (spec.placement.max_domains != 1, "placement.maxDomains", spec.placement.max_domains, "1"),
-        (spec.placement.scheduling_timeout != "10m", "placement.schedulingTimeout", spec.placement.scheduling_timeout, "10m"),
         (spec.backpressure.max_queue_time != "5s", "backpressure.maxQueueTime", spec.backpressure.max_queue_time, "5s"),
         (rollout.max_surge != "25%", "rollout.maxSurge", rollout.max_surge, "25%"),
         (rollout.max_unavailable != "25%", "rollout.maxUnavailable", rollout.max_unavailable, "25%"),
@@ -94,6 +89,21 @@ def _model(spec: PDDeploymentSpec, server_version: tuple[int, int]) -> Iterator[
         have = ".".join(map(str, server_version))
         accepted = f"oci:// needs image volumes, Kubernetes 1.35 or later (this one is {have}); use hf://, pvc:// or a path"
         yield Refusal(Reason.UNSUPPORTED_VERSION, "spec.model.uri", spec.model.uri, accepted)
+
+
+def _placement(spec: PDDeploymentSpec) -> Iterator[Refusal]:
+    """Fields that mean nothing without a transfer domain: refused, not ignored."""
+    mine, defaults = spec.placement, PlacementSpec()
+    if mine.transfer_domain.topology_key:
+        return
+    for field, value, plain in (
+        ("transferDomain.mode", mine.transfer_domain.mode, defaults.transfer_domain.mode),
+        ("maxDomains", mine.max_domains, defaults.max_domains),
+        ("schedulingTimeout", mine.scheduling_timeout, defaults.scheduling_timeout),
+    ):
+        if value != plain:
+            accepted = f"it needs placement.transferDomain.topologyKey, the node label that names the domain; without it: {plain}"
+            yield Refusal(Reason.INVALID_SPEC, f"spec.placement.{field}", str(value), accepted)
 
 
 def _images(spec: PDDeploymentSpec, images: Mapping[str, str]) -> Iterator[Refusal]:

@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from pd_operator.core.placement.capacity import NodeCapacity, PodShape
+
+LOST_AFTER = 120.0  # seconds after the end of its grace period; a kubelet that lives needs a few
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerFact:
@@ -46,7 +50,35 @@ class PodFact:
     scheduling_reason: str = ""  # Unschedulable, SchedulingGated
     scheduling_message: str = ""
     scheduling_since: datetime | None = None  # lastTransitionTime of PodScheduled
+    nominated: str = ""  # node that is being made, or emptied, for it
+    grace_ends: datetime | None = None  # deletionTimestamp: when its grace period ends
     containers: tuple[ContainerFact, ...] = ()  # init containers first
+
+    def lost(self, now: datetime) -> bool:
+        """Whether it should have ended long ago: its node is dead, and nobody is left to say that it has ended."""
+        return self.grace_ends is not None and (now - self.grace_ends).total_seconds() > LOST_AFTER
+
+
+@dataclass(frozen=True, slots=True)
+class UsageFact:
+    """What one bound pod of the cluster takes, and whose it is when it is an engine of ours."""
+
+    namespace: str
+    name: str
+    node: str
+    requests: Mapping[str, int]  # core/placement/requests.py
+    deployment: str = ""  # name of the PDDeployment, in the pod's namespace; "" = not ours
+    slice: str = ""
+    role: str = ""
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFact:
+    """A node: what placement reads of it."""
+
+    capacity: NodeCapacity
+    created: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +93,7 @@ class WorkloadFact:
     available: int = 0
     template_labels: Mapping[str, str] = field(default_factory=dict)
     failure: str = ""  # message of the condition ReplicaFailure: why pods cannot be created
+    shape: PodShape | None = None  # of the template, for engines that have a site
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +117,6 @@ class ChildFact:
     deleting: bool = False
     workload: WorkloadFact | None = None  # Deployments only
     replicas: int | None = None  # PDPool: spec.replicas
+    site: str = ""  # annotation pdserve.dev/site
     created: datetime | None = None
     data: bytes = b""  # ControllerRevision: its `data` and `revision` as JSON bytes {"revision": N, "data": {...}}; else empty

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pd_operator.api.conditions import Reason
-from pd_operator.core.capabilities import Refusal
+from pd_operator.core.capabilities import Refusal, Unproven
 from pd_operator.core.compatibility import review
-from pd_operator.core.names import ROLES, Role, controller_revision, pool, slice_name
+from pd_operator.core.compatibility_verdict import judge
+from pd_operator.core.names import ROLES, Role, controller_revision, pool
+from pd_operator.core.placing import Placing, place_slices
 from pd_operator.core.revision import pairing_hash, pods_hash
 from pd_operator.core.rollout import RolloutPlan, SlicePlan, hold, plan_rollout
-from pd_operator.core.sites import SliceTarget
 from pd_operator.core.snapshot import Snapshot
 
 HISTORY = 5  # ControllerRevisions kept beyond those in use, as spec.revisionHistoryLimit of other workloads has 10
@@ -37,9 +38,11 @@ class Plan:
     refusal: Refusal | None
     more_refusals: int
     rollout: RolloutPlan
+    placing: Placing
     pools: Mapping[Role, PoolPlan]
     kept_revisions: frozenset[str]  # names of ControllerRevisions
     renderer_changed: bool = False  # filled in once the templates were rendered
+    unproven: tuple[Unproven, ...] = ()  # accepted, and left to verification
 
     @property
     def targets(self) -> tuple[SlicePlan, ...]:
@@ -60,7 +63,7 @@ class Plan:
 def make_plan(snapshot: Snapshot) -> Plan:
     """Decide over one snapshot."""
     revision, pods = pairing_hash(snapshot.spec), pods_hash(snapshot.spec)
-    refusals = review(snapshot.spec, snapshot.upstream, snapshot.images, snapshot.missing, snapshot.server_version)
+    refusals = review(snapshot.spec, snapshot.upstream, snapshot.images, snapshot.missing, snapshot.server_version, snapshot.model)
     refusals += [
         Refusal(
             Reason.NAME_CONFLICT,
@@ -72,18 +75,20 @@ def make_plan(snapshot: Snapshot) -> Plan:
     ]
     pools = {role: _pool(snapshot, role) for role in ROLES}
     if refusals:
-        rollout = hold(snapshot, refusals[0].reason)
+        placing, rollout = Placing(()), hold(snapshot, refusals[0].reason)
     else:
-        only = SliceTarget(slice_name(snapshot.name, revision), {role: mine.desired for role, mine in pools.items()})
-        rollout = plan_rollout(snapshot, revision, [only])
+        placing = place_slices(snapshot, revision, {role: mine.desired for role, mine in pools.items()})
+        rollout = plan_rollout(snapshot, revision, placing.targets, placing.lacking)
     return Plan(
         revision=revision,
         pods=pods,
         refusal=refusals[0] if refusals else None,
         more_refusals=max(0, len(refusals) - 1),
         rollout=rollout,
+        placing=placing,
         pools=pools,
         kept_revisions=_kept(snapshot, revision, pods, rollout),
+        unproven=judge(snapshot.spec, snapshot.upstream, snapshot.images, snapshot.model).unproven,
     )
 
 

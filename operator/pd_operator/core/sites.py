@@ -32,16 +32,17 @@ class Site:
     """Where one slice may run. It never changes while the slice lives: a change would roll its pods."""
 
     kind: Kind = Kind.ANYWHERE
+    key: str = ""  # topology key; "" for ANYWHERE
     domain: str = ""  # PINNED
     anchor: Role = "decode"  # FLOATING: the role that binds first, the one with the larger pods
     avoid_domains: tuple[str, ...] = ()  # FLOATING: a slice of this deployment was stuck there, or another one is there
-    avoid_nodes: tuple[str, ...] = ()  # FLOATING: kubernetes.io/hostname of nodes that would take a part of it and never the whole
+    avoid_nodes: tuple[str, ...] = ()  # FLOATING: kubernetes.io/hostname of nodes that must not take a part of it
 
     def encode(self) -> str:
         """Text of the annotation; "" for ANYWHERE. Fields at their defaults are left out."""
         if self.kind is Kind.ANYWHERE:
             return ""
-        value: dict[str, Any] = {"kind": self.kind.value}
+        value: dict[str, Any] = {"kind": self.kind.value, "key": self.key}
         if self.kind is Kind.PINNED:
             value["domain"] = self.domain
         if self.kind is Kind.FLOATING:
@@ -58,6 +59,7 @@ def decode(text: str) -> Site:
         value = json.loads(text) if text else {}
         return Site(
             Kind(value["kind"]),
+            str(value["key"]),
             str(value.get("domain", "")),
             "prefill" if value.get("anchor") == ROLES[0] else "decode",
             tuple(str(d) for d in value.get("avoidDomains", ())),

@@ -8,9 +8,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from pd_operator.api.types import PDDeploymentSpec
-from pd_operator.core.capabilities import Upstream
-from pd_operator.core.names import COMPONENT, REVISION, ROLE, SLICE
+from pd_operator.core.capabilities import Refusal, Upstream
+from pd_operator.core.compatibility_model import Model
+from pd_operator.core.ledger import Room
+from pd_operator.core.names import COMPONENT, REVISION, ROLE, SLICE, Role
 from pd_operator.core.observed import ChildFact, PodFact
+from pd_operator.core.placement.capacity import ReplicaShape
 
 ROUTER: Final = "router"
 
@@ -66,6 +69,11 @@ class Snapshot:
     conflicts: tuple[str, ...] = ()  # "Service chat": objects with our names that are not ours
     install: Install = field(default_factory=Install)
     server_version: tuple[int, int] = (1, 29)
+    # Of placement; empty when the spec names no topology key.
+    shapes: Mapping[Role, ReplicaShape] = field(default_factory=dict)
+    room: Room | None = None  # None: this install must not read nodes
+    unseen: str = ""  # why node capacity says nothing about these pods; "" when it does
+    model: Model | Refusal | None = None  # spec.model.configMapRef, or why it cannot be read; None: there is none, or it is missing
 
     def deployments(self) -> dict[str, dict[str, ChildFact]]:
         """Slice -> role (or router, coordinator) -> Deployment."""
@@ -84,6 +92,10 @@ class Snapshot:
     def child(self, kind: str, name: str) -> ChildFact | None:
         """A child by kind and name."""
         return next((c for c in self.children if c.kind == kind and c.name == name), None)
+
+    def slices_seen(self) -> frozenset[str]:
+        """Names of slices that something still carries."""
+        return frozenset({*(c.labels.get(SLICE, "") for c in self.children), *(p.labels.get(SLICE, "") for p in self.pods)} - {""})
 
     def revision_of(self, slice_: str) -> str:
         """Pairing revision of an observed slice."""

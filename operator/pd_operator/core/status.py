@@ -10,8 +10,10 @@ from pd_operator.api.conditions import Condition, PoolType, Reason, Type, merge
 from pd_operator.api.scalars import quantity
 from pd_operator.core import diagnosis
 from pd_operator.core.capabilities import Refusal
+from pd_operator.core.exclusions import record
 from pd_operator.core.names import DEPLOYMENT, FRONT, ROLE, ROLES, Role
-from pd_operator.core.observed import ChildFact, PodFact, WorkloadFact
+from pd_operator.core.observed import PodFact, WorkloadFact
+from pd_operator.core.placed import placed
 from pd_operator.core.plan import Plan
 from pd_operator.core.rollout import SlicePlan, State
 from pd_operator.core.snapshot import ROUTER, Snapshot
@@ -23,7 +25,7 @@ def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
     """Status of the PDDeployment, complete: it is applied whole."""
     conditions = _conditions(snapshot, plan)
     serving = _serving(snapshot, plan)
-    return {
+    status = {
         "observedGeneration": snapshot.generation,
         "controller": snapshot.install.name,
         "currentRevision": serving.revision if serving else "",
@@ -32,9 +34,14 @@ def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
         "servingSlices": sum(1 for s in plan.rollout.slices if _is_serving(snapshot, s)),
         "bottleneck": "Unknown",
         "roles": [_role_status(snapshot, plan, role) for role in ROLES],
-        "slices": [_slice_status(snapshot, s) for s in plan.rollout.slices],
+        "slices": [_slice_status(snapshot, plan, s) for s in plan.rollout.slices],
         "conditions": merge(snapshot.status.get("conditions", []), conditions, snapshot.generation, snapshot.now),
     }
+    if plan.placing.excluded:  # absent and not empty without placement: what is not asked for is not shown
+        status["excludedDomains"] = record(plan.placing.excluded)
+    elif plan.refusal is not None and snapshot.status.get("excludedDomains"):
+        status["excludedDomains"] = snapshot.status["excludedDomains"]
+    return status
 
 
 def build_pool_status(snapshot: Snapshot, plan: Plan, role: Role, previous: Mapping[str, Any], generation: int) -> dict[str, Any]:
@@ -43,7 +50,7 @@ def build_pool_status(snapshot: Snapshot, plan: Plan, role: Role, previous: Mapp
     ready, replicas = sum(w.ready for w in workloads), sum(w.replicas for w in workloads)
     conditions = [
         Condition(PoolType.SCALING_ACTIVE, "False", "Static", "spec.scaling is absent: the number is that of the spec"),
-        Condition(PoolType.SCALING_LIMITED, "False", "AsExpected"),
+        _limited(plan, role),
     ]
     return {
         "observedGeneration": generation,
@@ -56,9 +63,17 @@ def build_pool_status(snapshot: Snapshot, plan: Plan, role: Role, previous: Mapp
     }
 
 
+def _limited(plan: Plan, role: Role) -> Condition:
+    short = plan.placing.short[ROLES.index(role)]
+    if not short:
+        return Condition(PoolType.SCALING_LIMITED, "False", "AsExpected")
+    message = f"{short} of {plan.pools[role].desired} replicas find no room: see the condition Placed of the PDDeployment"
+    return Condition(PoolType.SCALING_LIMITED, "True", "NoCapacity", message)
+
+
 def _conditions(snapshot: Snapshot, plan: Plan) -> list[Condition]:
-    focus = _serving(snapshot, plan) or plan.target
-    found = [_accepted(plan), _placed(snapshot, plan, focus)]
+    focus = _focus(snapshot, plan)
+    found = [_accepted(plan), placed(snapshot, plan, plan.current or focus)]
     found += [_role_ready(snapshot, plan, focus, role) for role in ROLES]
     found.append(_router_ready(snapshot, plan, focus))
     found.append(
@@ -71,15 +86,23 @@ def _conditions(snapshot: Snapshot, plan: Plan) -> list[Condition]:
             )
         )
     found.append(_progressing(plan))
-    found.append(Condition(Type.DEGRADED, "False", Reason.AS_EXPECTED))
+    found.append(_degraded(plan))
     found.append(_update_available(plan))
     ready = _ready(snapshot, plan, found)
     return [*found, ready, *_kstatus(plan, ready)]
 
 
+def _degraded(plan: Plan) -> Condition:
+    if plan.placing.strays:
+        remedy = "restore the label of the nodes, or set a new rollout.restartID to place everything anew"
+        return Condition(Type.DEGRADED, "True", Reason.PAIRING_NOT_ENFORCED, f"{'; '.join(plan.placing.strays)}: {remedy}")
+    return Condition(Type.DEGRADED, "False", Reason.AS_EXPECTED)
+
+
 def _accepted(plan: Plan) -> Condition:
     if plan.refusal is None:
-        return Condition(Type.ACCEPTED, "True", Reason.ACCEPTED, "the spec was accepted")
+        unproven = "; unproven: " + " | ".join(u.message for u in plan.unproven) if plan.unproven else ""
+        return Condition(Type.ACCEPTED, "True", Reason.ACCEPTED, f"the spec was accepted{unproven}")
     more = f" (and {plan.more_refusals} more)" if plan.more_refusals else ""
     return Condition(Type.ACCEPTED, "False", plan.refusal.reason, plan.refusal.message + more)
 
@@ -89,29 +112,13 @@ def _making(plan: Plan, what: str) -> str:
     return f"{what} are being made" if plan.refusal is None else "nothing is made until the spec is accepted"
 
 
-def _placed(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None) -> Condition:
-    if snapshot.spec.suspend:
-        return Condition(Type.PLACED, "False", Reason.SUSPENDED, "spec.suspend is true")
-    target = plan.target or focus
-    pods = [p for role in ROLES for p in snapshot.pods_of(target.name, role) if not p.deleting] if target else []
-    message = diagnosis.unschedulable(pods)
-    if message:
-        return Condition(Type.PLACED, "False", Reason.NO_CAPACITY, message)
-    if diagnosis.gated(pods):
-        return Condition(Type.PLACED, "False", Reason.GATED, "a scheduling gate holds an engine pod")
-    if not pods or not all(p.scheduled for p in pods):
-        return Condition(Type.PLACED, "Unknown", Reason.STARTING, _making(plan, "engine pods"))
-    nodes = sorted({p.node for p in pods})
-    return Condition(Type.PLACED, "True", Reason.BOUND, f"{len(pods)} engine pods on {len(nodes)} nodes")
-
-
-def _role_ready(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None, role: Role) -> Condition:
+def _role_ready(snapshot: Snapshot, plan: Plan, focus: Sequence[SlicePlan], role: Role) -> Condition:
     type_ = Type.PREFILL_READY if role == "prefill" else Type.DECODE_READY
     desired = plan.pools[role].desired
     if desired == 0:
         return Condition(type_, "False", Reason.SUSPENDED, "spec.suspend is true")
-    pods = snapshot.pods_of(focus.name, role) if focus else ()
-    workload = _workload(snapshot, focus, role)
+    pods = [p for s in focus for p in snapshot.pods_of(s.name, role)]
+    workload = _sum(snapshot, focus, role)
     ready = workload.ready
     needed = max(1, desired - desired // 4)  # rollout.maxUnavailable of 25 % may be missing at any time
     if ready >= needed:
@@ -119,14 +126,14 @@ def _role_ready(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None, role: R
     return _not_ready(plan, type_, pods, workload, f"{ready} of {desired} ready")
 
 
-def _router_ready(snapshot: Snapshot, plan: Plan, focus: SlicePlan | None) -> Condition:
+def _router_ready(snapshot: Snapshot, plan: Plan, focus: Sequence[SlicePlan]) -> Condition:
     """True when a router is ready, and its own readiness asks for a healthy prefill and a healthy decode."""
-    wanted = snapshot.spec.router.replicas
-    workload = _workload(snapshot, focus, ROUTER)
+    wanted = snapshot.spec.router.replicas * max(1, len(focus))
+    workload = _sum(snapshot, focus, ROUTER)
     ready = workload.ready
     if ready >= 1:
         return Condition(Type.ROUTER_READY, "True", Reason.READY, f"{ready} of {wanted} ready; they see prefill and decode")
-    pods = snapshot.pods_of(focus.name, ROUTER) if focus else ()
+    pods = [p for s in focus for p in snapshot.pods_of(s.name, ROUTER)]
     cause = diagnosis.diagnose(pods)
     running = any(c.started for p in pods if not p.deleting for c in p.containers)
     if running and (cause is None or cause[0] is Reason.STARTING):
@@ -168,9 +175,10 @@ def _ready(snapshot: Snapshot, plan: Plan, found: Sequence[Condition]) -> Condit
     if plan.refusal is None and snapshot.spec.suspend:
         return Condition(Type.READY, "False", Reason.SUSPENDED, "spec.suspend is true")
     by_type = {c.type: c for c in found}
-    blocking = [
-        by_type[t] for t in (Type.ACCEPTED, Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY) if by_type[t].status != "True"
-    ]
+    order = (Type.ACCEPTED, Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY)
+    blocking = [by_type[t] for t in order if by_type[t].status != "True"]
+    if blocking and plan.placing.placement is not None and by_type[Type.PLACED].status == "False":
+        blocking.insert(0, by_type[Type.PLACED])  # it knows more than the scheduler's message about a pod
     if blocking:
         # What only needs time stands behind what needs somebody.
         first = next((c for c in blocking if c.reason not in (Reason.STARTING, Reason.NOT_DISCOVERED)), blocking[0])
@@ -200,7 +208,7 @@ def _role_status(snapshot: Snapshot, plan: Plan, role: Role) -> dict[str, Any]:
     workloads = _workloads(snapshot, role)
     spec = snapshot.spec.roles[role]
     gpus = sum(int(quantity(v)) for k, v in (spec.resources.limits or {}).items() if "gpu" in k)
-    current = _workload(snapshot, plan.target, role)
+    current = _sum(snapshot, plan.current, role)
     replicas, ready = sum(w.replicas for w in workloads), sum(w.ready for w in workloads)
     return {
         "name": role,
@@ -214,17 +222,29 @@ def _role_status(snapshot: Snapshot, plan: Plan, role: Role) -> dict[str, Any]:
     }
 
 
-def _slice_status(snapshot: Snapshot, slice_: SlicePlan) -> dict[str, Any]:
+def _slice_status(snapshot: Snapshot, plan: Plan, slice_: SlicePlan) -> dict[str, Any]:
     answers = State.SERVING if _is_serving(snapshot, slice_) else State.DARK
     shown = State.REMOVING if slice_.state is State.REMOVING else answers
-    counts: dict[str, int] = {role: _workload(snapshot, slice_, role).ready for role in ROLES}
-    return {"name": slice_.name, "revision": slice_.revision, "domain": "", **counts, "state": shown.value}
+    counts: dict[str, int] = {role: _sum(snapshot, [slice_], role).ready for role in ROLES}
+    domain = plan.placing.domains.get(slice_.name, "")
+    if plan.refusal is not None:  # nothing was looked at
+        before = (s for s in snapshot.status.get("slices", ()) if s.get("name") == slice_.name)
+        domain = next((str(s.get("domain", "")) for s in before), "")
+    return {"name": slice_.name, "revision": slice_.revision, "domain": domain, **counts, "state": shown.value}
 
 
 def _serving(snapshot: Snapshot, plan: Plan) -> SlicePlan | None:
-    """The slice that answers now: the target as soon as it does."""
+    """A slice that answers now: one of the current revision as soon as it does."""
     answering = [s for s in plan.rollout.slices if _is_serving(snapshot, s)]
     return next((s for s in answering if s.revision == plan.revision), answering[0] if answering else None)
+
+
+def _focus(snapshot: Snapshot, plan: Plan) -> list[SlicePlan]:
+    """What status is about: the slices of the revision that answers, else those of the current one."""
+    serving = _serving(snapshot, plan)
+    if serving is None:
+        return list(plan.current)
+    return [s for s in plan.rollout.slices if s.revision == serving.revision and s.state is not State.REMOVING]
 
 
 def _is_serving(snapshot: Snapshot, slice_: SlicePlan) -> bool:
@@ -234,13 +254,16 @@ def _is_serving(snapshot: Snapshot, slice_: SlicePlan) -> bool:
     return slice_.state is not State.REMOVING and any(p.ready and not p.deleting and FRONT in p.labels for p in routers)
 
 
-def _deployment(snapshot: Snapshot, slice_: SlicePlan | None, role: str) -> ChildFact | None:
-    return snapshot.deployments().get(slice_.name, {}).get(role) if slice_ else None
-
-
-def _workload(snapshot: Snapshot, slice_: SlicePlan | None, role: str) -> WorkloadFact:
-    child = _deployment(snapshot, slice_, role)
-    return child.workload if child and child.workload else NO_WORKLOAD
+def _sum(snapshot: Snapshot, slices: Sequence[SlicePlan], role: str) -> WorkloadFact:
+    """Counts over the Deployments of a role of slices, and the first failure to create pods."""
+    parts = snapshot.deployments()
+    facts = [w for s in slices if (d := parts.get(s.name, {}).get(role)) and (w := d.workload)]
+    return WorkloadFact(
+        replicas=sum(w.replicas for w in facts),
+        ready=sum(w.ready for w in facts),
+        updated=sum(w.updated for w in facts),
+        failure=next((w.failure for w in facts if w.failure), ""),
+    )
 
 
 def _workloads(snapshot: Snapshot, role: Role) -> list[WorkloadFact]:

@@ -185,22 +185,35 @@ class KubeClient:
             return False
         return True
 
-    async def list_page(self, kind: Kind, namespace: str | None, selector: str, token: str = "", *, accept: str = JSON) -> bytes:
-        """One page of a list as raw JSON; `token` is the previous page's `metadata.continue`."""
+    async def list_page(
+        self, kind: Kind, namespace: str | None, selector: str, token: str = "", *, fields: str = "", accept: str = JSON
+    ) -> bytes:
+        """One page of a list as raw JSON; `token` is the previous page's `metadata.continue`, `fields` a field selector."""
         query = [("limit", str(PAGE))]
         if selector:
             query.append(("labelSelector", selector))
+        if fields:
+            query.append(("fieldSelector", fields))
         if token:
             query.append(("continue", token))
         return await self._raw("list", kind, "GET", kind.path(namespace), query=query, accept=accept)
 
     @asynccontextmanager
     async def watch(
-        self, kind: Kind, namespace: str | None, selector: str, version: str, *, server_timeout: int, inactivity: float
+        self,
+        kind: Kind,
+        namespace: str | None,
+        selector: str,
+        version: str,
+        *,
+        server_timeout: int,
+        inactivity: float,
+        fields: str = "",
     ) -> AsyncIterator[aiohttp.StreamReader]:
         """An open watch stream of JSON lines with bookmarks, from `version` on.
 
         Args:
+            fields: a field selector; an object that stops matching it comes as DELETED.
             server_timeout: seconds after which the server ends the stream.
             inactivity: seconds without a byte after which reading raises TimeoutError.
         """
@@ -212,6 +225,8 @@ class KubeClient:
         ]
         if selector:
             query.append(("labelSelector", selector))
+        if fields:
+            query.append(("fieldSelector", fields))
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=inactivity)
         started = time.monotonic()
         code = "error"

@@ -17,8 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.alias_generators import to_camel
 
-from pd_operator.core.names import APPLIED_HASH
+from pd_operator.core.names import APPLIED_HASH, SITE
 from pd_operator.core.observed import ChildFact, ContainerFact, PodFact, WorkloadFact
+from pd_operator.core.placement.requests import pod_shape
 from pd_operator.kube.store import Key
 
 T = TypeVar("T")
@@ -73,7 +74,7 @@ class _Meta(_Slim):
     annotations: dict[str, str] = {}
     owner_references: tuple[_Owner, ...] = ()
     creation_timestamp: datetime | None = None
-    deletion_timestamp: str | None = None
+    deletion_timestamp: datetime | None = None
 
 
 class _Terminated(_Slim):
@@ -116,6 +117,7 @@ class _PodSpec(_Slim):
 class _PodStatus(_Slim):
     phase: str = "Pending"
     pod_ip: str = Field(default="", alias="podIP")
+    nominated_node_name: str = ""
     conditions: tuple[_Condition, ...] = ()
     init_container_statuses: tuple[_Container, ...] = ()
     container_statuses: tuple[_Container, ...] = ()
@@ -179,6 +181,8 @@ def _pod(raw: _Pod) -> PodFact:
         scheduling_reason=scheduled.reason,
         scheduling_message=scheduled.message,
         scheduling_since=scheduled.last_transition_time,
+        nominated=status.nominated_node_name,
+        grace_ends=meta.deletion_timestamp,
         containers=tuple(_container(item) for item in (*status.init_container_statuses, *status.container_statuses)),
     )
 
@@ -230,7 +234,7 @@ class ChildDecoder:
 
 
 def digest(kind: str, obj: Mapping[str, Any]) -> str:
-    """16 hex of SHA-256 over what the server shows, without status, metadata but labels and ownerReferences.
+    """16 hex of SHA-256 over what the server shows, without status, metadata but labels, ownerReferences and our site.
 
     Equal digests mean that nobody changed what we apply: timestamps, managedFields and resourceVersion are left out, and
     so are a PDPool's `replicas`, which belong to /scale.
@@ -240,6 +244,9 @@ def digest(kind: str, obj: Mapping[str, Any]) -> str:
     if kind == "PDPool":
         body["spec"] = {key: value for key, value in body.get("spec", {}).items() if key != "replicas"}
     body["metadata"] = [meta.get("labels"), meta.get("ownerReferences")]
+    site = (meta.get("annotations") or {}).get(SITE)
+    if site:
+        body["metadata"].append(site)
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
@@ -247,6 +254,7 @@ def child(kind: str, obj: Mapping[str, Any]) -> ChildFact:
     """The fact of one child object, from a list, a watch or the answer to an apply."""
     meta = obj["metadata"]
     owners = meta.get("ownerReferences") or ()
+    site = (meta.get("annotations") or {}).get(SITE, "")
     return ChildFact(
         kind=kind,
         namespace=meta.get("namespace", ""),
@@ -259,14 +267,15 @@ def child(kind: str, obj: Mapping[str, Any]) -> ChildFact:
         resource_version=meta.get("resourceVersion", ""),
         digest=digest(kind, obj),
         deleting="deletionTimestamp" in meta,
-        workload=_workload(obj) if kind == "Deployment" else None,
+        workload=_workload(obj, site) if kind == "Deployment" else None,
         replicas=(obj.get("spec") or {}).get("replicas") if kind == "PDPool" else None,
         created=_time(meta.get("creationTimestamp")),
+        site=site,
         data=_revision(obj) if kind == "ControllerRevision" else b"",
     )
 
 
-def _workload(obj: Mapping[str, Any]) -> WorkloadFact:
+def _workload(obj: Mapping[str, Any], site: str) -> WorkloadFact:
     spec, status = obj.get("spec", {}), obj.get("status", {})
     return WorkloadFact(
         observed_generation=status.get("observedGeneration", 0),
@@ -280,6 +289,7 @@ def _workload(obj: Mapping[str, Any]) -> WorkloadFact:
             (c.get("message", "") for c in status.get("conditions", ()) if c["type"] == "ReplicaFailure" and c["status"] == "True"),
             "",
         ),
+        shape=pod_shape(spec.get("template", {}).get("spec", {})) if site else None,
     )
 
 

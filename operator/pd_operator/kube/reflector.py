@@ -67,6 +67,8 @@ class Reflector(Generic[T]):
     Args:
         namespace: None = all namespaces.
         on_change: called once per change, after the store has it, with (old, new); must not block or raise.
+        fields: a field selector.
+        name: what the stream is called; `Kind` or `Kind/namespace` by default.
 
     Attributes:
         synced: set after the first complete list.
@@ -83,6 +85,8 @@ class Reflector(Generic[T]):
         store: Store[T],
         on_change: OnChange[T],
         *,
+        fields: str = "",
+        name: str = "",
         timing: Timing | None = None,
     ) -> None:
         self.kind = kind
@@ -92,6 +96,8 @@ class Reflector(Generic[T]):
         self._client = client
         self._known = KINDS[kind]
         self._selector = label_selector
+        self._fields = fields
+        self._name = name
         self._parse = parse
         self._store = store
         self._on_change = on_change
@@ -104,7 +110,9 @@ class Reflector(Generic[T]):
 
     @property
     def name(self) -> str:
-        """`Kind` or `Kind/namespace`, for logs, health and metrics."""
+        """For logs, health and metrics."""
+        if self._name:
+            return self._name
         return self.kind if self.namespace is None else f"{self.kind}/{self.namespace}"
 
     def stream_age(self) -> float:
@@ -137,7 +145,8 @@ class Reflector(Generic[T]):
         items: dict[Key, T] = {}
         token = ""
         for _ in range(MAX_PAGES):
-            page = self._parse.page(await self._client.list_page(self._known, self.namespace, self._selector, token))
+            raw = await self._client.list_page(self._known, self.namespace, self._selector, token, fields=self._fields)
+            page = self._parse.page(raw)
             items.update(page.items)
             token = page.token
             if not token:
@@ -163,6 +172,7 @@ class Reflector(Generic[T]):
             self._version,
             server_timeout=self._timing.server_timeout,
             inactivity=self._timing.inactivity,
+            fields=self._fields,
         )
         async with stream as content:
             async for line in _lines(content):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from pd_operator.core.ledger import Ledger
 from pd_operator.core.names import DEPLOYMENT
 from pd_operator.core.observed import ChildFact, PodFact
 
@@ -125,8 +126,10 @@ class Stores:
         pods: by (namespace, name).
         deployments: keys of the PDDeployments that existed at the last list or event; a hint for the periodic resync, never
             a reason to delete anything.
+        ledger: capacity of the nodes; None where this install must not read them.
     """
 
     children: Store[ChildFact] = field(default_factory=lambda: Store[ChildFact](owner_of))
     pods: Store[PodFact] = field(default_factory=lambda: Store[PodFact](owner_of))
     deployments: set[Owner] = field(default_factory=set)
+    ledger: Ledger | None = None

@@ -20,7 +20,7 @@ from pd_operator.core.names import (
     pool,
 )
 from pd_operator.core.plan import Plan
-from pd_operator.core.revision import manifest_hash, role_hash
+from pd_operator.core.revision import manifest_hash, pairing_hash, pods_hash, role_hash
 from pd_operator.core.snapshot import ROUTER, Snapshot, StoredRevision
 from pd_operator.render import access, coordinator, engine, network, objects, router
 
@@ -50,9 +50,7 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
     pools = [_pool(snapshot, plan, role) for role in ROLES]
     if not plan.targets:
         return _bundle([accounts, [*shared, *pools]], False)
-    fresh: dict[str, dict[str, Any]] = {role: engine.pod_template(snapshot, role, plan.revision) for role in ROLES}
-    stored = next((r for r in snapshot.revisions if r.pairing == plan.revision and r.name.endswith(f"-{plan.pods}")), None)
-    templates = _templates(snapshot, plan, fresh, stored)
+    fresh, stored, templates = _templates(snapshot, plan.revision, plan.pods)
     services: list[objects.Manifest] = []
     workloads: list[objects.Manifest] = []
     for target in plan.targets:
@@ -83,19 +81,29 @@ def _hashed(manifest: objects.Manifest) -> objects.Manifest:
     return {**manifest, "metadata": metadata}
 
 
+def engine_templates(snapshot: Snapshot) -> Mapping[str, Mapping[str, Any]]:
+    """Role -> pod template that the engines of the current revision have, or would have."""
+    return _templates(snapshot, pairing_hash(snapshot.spec), pods_hash(snapshot.spec))[2]
+
+
 def _templates(
-    snapshot: Snapshot, plan: Plan, fresh: Mapping[str, dict[str, Any]], stored: StoredRevision | None
-) -> Mapping[str, Mapping[str, Any]]:
-    """Stored templates; a new shape takes over the template of a role whose own part did not change."""
+    snapshot: Snapshot, revision: str, pods: str
+) -> tuple[dict[str, dict[str, Any]], StoredRevision | None, Mapping[str, Mapping[str, Any]]]:
+    """(fresh templates, the stored revision, the templates to use): the stored ones where there are any.
+
+    A new shape takes over the stored template of a role whose own part did not change.
+    """
+    fresh: dict[str, dict[str, Any]] = {role: engine.pod_template(snapshot, role, revision) for role in ROLES}
+    stored = next((r for r in snapshot.revisions if r.pairing == revision and r.name.endswith(f"-{pods}")), None)
     if stored is not None:
-        return stored.templates
+        return fresh, stored, stored.templates
     chosen: dict[str, Mapping[str, Any]] = dict(fresh)
     for role in ROLES:
         mine = role_hash(snapshot.spec, role)
-        same = [r for r in snapshot.revisions if r.pairing == plan.revision and r.roles.get(role) == mine]
+        same = [r for r in snapshot.revisions if r.pairing == revision and r.roles.get(role) == mine]
         if same:
             chosen[role] = max(same, key=lambda r: r.number).templates[role]
-    return chosen
+    return fresh, None, chosen
 
 
 def _revision(snapshot: Snapshot, plan: Plan, templates: Mapping[str, Mapping[str, Any]]) -> objects.Manifest:

@@ -21,11 +21,10 @@ SOFT: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 def template_of(template: Mapping[str, Any], snapshot: Snapshot, slice_: SlicePlan, role: Role) -> dict[str, Any]:
     """The template for a role of a slice."""
     named: dict[str, Any] = _renamed(template, slice_name(snapshot.name, slice_.revision), slice_.name)
-    key = snapshot.spec.placement.transfer_domain.topology_key
-    if slice_.site.kind is Kind.ANYWHERE or not key:
+    if slice_.site.kind is Kind.ANYWHERE:
         return named
     pod = dict(named["spec"])
-    pod["affinity"] = _affinity(pod.get("affinity") or {}, slice_, role, key)
+    pod["affinity"] = _affinity(pod.get("affinity") or {}, slice_, role)
     return {**named, "spec": pod}
 
 
@@ -38,14 +37,14 @@ def _renamed(value: Any, old: str, new: str) -> Any:
     return value.replace(old, new) if isinstance(value, str) and old != new else value
 
 
-def _affinity(theirs: Mapping[str, Any], slice_: SlicePlan, role: Role, key: str) -> dict[str, Any]:
+def _affinity(theirs: Mapping[str, Any], slice_: SlicePlan, role: Role) -> dict[str, Any]:
     affinity, site = dict(theirs), slice_.site
-    expressions = _nodes(site, key)
+    expressions = _nodes(site)
     if expressions:
         affinity["nodeAffinity"] = _with_nodes(affinity.get("nodeAffinity") or {}, expressions)
     if site.kind in (Kind.FLOATING, Kind.CROSSING):
         pods = dict(affinity.get("podAffinity") or {})
-        term = _own_pods(slice_, role, key)
+        term = _own_pods(slice_, role)
         if site.kind is Kind.FLOATING:
             pods[FIELD] = [*(pods.get(FIELD) or []), term]
         else:
@@ -54,11 +53,11 @@ def _affinity(theirs: Mapping[str, Any], slice_: SlicePlan, role: Role, key: str
     return affinity
 
 
-def _nodes(site: Site, key: str) -> list[dict[str, Any]]:
+def _nodes(site: Site) -> list[dict[str, Any]]:
     if site.kind is Kind.PINNED:
-        return [{"key": key, "operator": "In", "values": [site.domain]}]
+        return [{"key": site.key, "operator": "In", "values": [site.domain]}]
     found = []
-    for name, values in ((key, site.avoid_domains), (HOSTNAME, site.avoid_nodes)):
+    for name, values in ((site.key, site.avoid_domains), (HOSTNAME, site.avoid_nodes)):
         if values:
             found.append({"key": name, "operator": "NotIn", "values": list(values)})
     return found
@@ -74,7 +73,7 @@ def _with_nodes(theirs: Mapping[str, Any], expressions: list[dict[str, Any]]) ->
     return {**theirs, FIELD: required}
 
 
-def _own_pods(slice_: SlicePlan, role: Role, key: str) -> dict[str, Any]:
+def _own_pods(slice_: SlicePlan, role: Role) -> dict[str, Any]:
     """Engine pods of this slice. The first of the anchor's pods matches its own term, which the scheduler then lets pass
 
     (kube-scheduler, interpodaffinity/filtering.go, satisfyPodAffinity); the other role's pods wait for it, so the larger shape
@@ -83,4 +82,4 @@ def _own_pods(slice_: SlicePlan, role: Role, key: str) -> dict[str, Any]:
     labels = {SLICE: slice_.name, COMPONENT: "engine"}
     if slice_.site.kind is Kind.FLOATING and role != slice_.site.anchor:
         labels[ROLE] = slice_.site.anchor
-    return {"labelSelector": {"matchLabels": labels}, "topologyKey": key}
+    return {"labelSelector": {"matchLabels": labels}, "topologyKey": slice_.site.key}

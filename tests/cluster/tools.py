@@ -1,4 +1,4 @@
-"""Go tools (Kubernetes, etcd, kwok, CoreDNS, Helm), built from pinned modules into the cache when they are missing."""
+"""Go tools (Kubernetes, etcd, kwok, CoreDNS, Helm, Prometheus), built from pinned modules into the cache when they are missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ TOOLS: dict[str, tuple[str, str]] = {
     "kwok": ("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "coredns": ("coredns", "github.com/coredns/coredns"),
     "helm": ("helm", "helm.sh/helm/v4/cmd/helm"),
+    "prometheus": ("prometheus", "github.com/prometheus/prometheus/cmd/prometheus"),
+    "promtool": ("prometheus", "github.com/prometheus/prometheus/cmd/promtool"),
 }
+# Of Prometheus' service discoveries only Kubernetes' is built in (plugins/ of its source): the cloud SDKs are most of its code.
+_TAGS = {"prometheus": "remove_all_sd,enable_kubernetes_sd"}
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 NODES = ("kubelet", "kube-proxy", "coredns")
 
@@ -101,7 +105,8 @@ def _build(name: str, source: Path, package: str, binary: Path) -> None:
     say(f"building {name} from {package} (the first build of a set takes minutes)")
     # Built beside the final file and renamed: a build that is cut off never leaves half a binary under the final name.
     partial = binary.with_name(f".{name}.{os.getpid()}")
-    argv = ["go", "build", "-trimpath", "-ldflags", f"-s -w {_VERSION_FLAGS}", "-o", str(partial), package]
+    tags = ["-tags", _TAGS[source.name]] if source.name in _TAGS else []
+    argv = ["go", "build", "-trimpath", *tags, "-ldflags", f"-s -w {_VERSION_FLAGS}", "-o", str(partial), package]
     start = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(argv, cwd=source, stdout=output, stderr=subprocess.STDOUT)

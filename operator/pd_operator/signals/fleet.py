@@ -1,0 +1,53 @@
+"""The pods whose signals are wanted. Who is in it decides what is counted: a series of any other pod never is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Key = tuple[str, str]  # namespace and name of a PDDeployment
+Side = Literal["prefill", "decode", "router", "cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One page of /metrics of one pod. A pod with two (engine and LMCache server) is two targets.
+
+    `uid` is the pod's: a pod made anew under the same name is another one. A pod that is not `ready` counts when it answers and
+    is not missed when it does not (it starts, or drains).
+    """
+
+    namespace: str
+    deployment: str
+    slice: str
+    side: Side
+    pod: str
+    uid: str
+    url: str  # e.g. http://10.0.0.7:8000/metrics
+    program: str  # vllm, smg, vllm-router, lmcache
+    version: str
+    ready: bool = True
+
+    @property
+    def key(self) -> Key:
+        """Its PDDeployment."""
+        return self.namespace, self.deployment
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One PDDeployment's targets: the pods of its serving slices, terminating ones included until they are gone."""
+
+    namespace: str
+    name: str
+    targets: tuple[Target, ...]
+    percentile: int = 95  # of slo.percentile, for `ttft`
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+
+Fleet = Callable[[], tuple[Deployment, ...]]  # asked anew at each scrape and each read

@@ -1,0 +1,202 @@
+"""Formulas: the numbers of groups -> the signals of a PDDeployment. Pure, and the same for both sources.
+
+The formulas stand in the rows of the tables in upstream/signals_*.py; symbols are those of DESIGN §7. A signal is unknown as soon
+as one number in it is, and then its source says which and why. Totals are over the slices given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from pd_operator.core.scaling.readings import Quality, Signal, SliceHandoff, State
+from pd_operator.signals.fleet import Deployment, Side
+from pd_operator.signals.group import Group, GroupKey
+from pd_operator.signals.load import Load, nothing
+from pd_operator.upstream import signals_catalog as catalog
+from pd_operator.upstream import signals_table as tables
+
+
+def load(deployment: Deployment, groups: Mapping[GroupKey, Group]) -> Load:
+    """The load of one PDDeployment from the groups of its slices. A group that is not there has no pods: it does nothing."""
+    names = tuple(sorted({t.slice for t in deployment.targets}))
+    if not names:
+        return nothing("no pods yet")
+    parts = [_Slice(deployment, name, groups) for name in names]
+    if strange := next((part.strange for part in parts if part.strange), ""):
+        return nothing(strange, names)
+    tokens = _mean_tokens(parts)
+    requests = _requests(parts)
+    return Load(
+        prompt_rate=_as(_scaled(requests, tokens), parts, "prompt_rate"),
+        request_rate=requests,
+        queued_tokens=_as(_scaled(_queue(parts), tokens), parts, "queued_tokens"),
+        prefill_rate=_as(_sum(parts, "prefill", "computed"), parts, "prefill_rate"),
+        prefill_seconds=_as(_sum(parts, "prefill", "prefill_seconds"), parts, "prefill_seconds"),
+        running=_as(_sum(parts, "decode", "running"), parts, "running"),
+        handoff_waiting=total([part.handoff() for part in parts]),
+        decode_starts=_as(_sum(parts, "decode", "first_tokens"), parts, "decode_starts"),
+        kv_tokens=_as(_sum(parts, "decode", "kv_used"), parts, "kv_tokens"),
+        kv_capacity=_as(_capacity(parts), parts, "kv_capacity"),
+        output_tokens=_as(_mean(parts, "decode", "output_tokens", "outputs"), parts, "output_tokens"),
+        itl=_as(_mean(parts, "decode", "gap_seconds", "gaps"), parts, "itl"),
+        prefill_latency=_as(_mean(parts, "prefill", "prefill_seconds", "prefills"), parts, "prefill_latency"),
+        ttft=_as(_ttft(parts), parts, "ttft"),
+        every_prefill_waiting=_every_prefill_waiting(parts),
+        slices=tuple(
+            SliceHandoff(part.name, part.handoff(), part.as_row("decode_starts", part.signal("decode", "first_tokens")))
+            for part in parts
+        ),
+    )
+
+
+class _Slice:
+    """The groups of one slice, and the tables of what runs in it."""
+
+    def __init__(self, deployment: Deployment, name: str, groups: Mapping[GroupKey, Group]) -> None:
+        self.name = name
+        self._groups = {side: g for (ns, d, s, side), g in groups.items() if (ns, d, s) == (*deployment.key, name)}
+        mine = [t for t in deployment.targets if t.slice == name]
+        self.sides = {t.side for t in mine}
+        engines = {(t.program, t.version) for t in mine if t.side in ("prefill", "decode")}
+        routers = {(t.program, t.version) for t in mine if t.side == "router"}
+        found = [catalog.table(*program) for program in sorted(engines | routers)]
+        self._tables = [table for table in found if table is not None]
+        lacking = next((p for p in sorted(engines) if catalog.table(*p) is None), None)
+        known = ", ".join(catalog.PROGRAMS)
+        self.strange = (
+            f"engine {lacking[0]} {lacking[1]} has no table of signals; those that have one are {known}" if lacking else ""
+        )
+
+    def row(self, signal: str) -> tables.Row | None:
+        """The row of a signal in the first table that has it."""
+        return next((row for table in self._tables if (row := table.row(signal))), None)
+
+    def signal(self, side: Side, quantity: str) -> Signal:
+        """A number of one side; without any pod on that side it is zero."""
+        group = self._groups.get(side)
+        return group.signal(quantity) if group is not None else Signal.of(0.0, source=f"no {side} pods")
+
+    def pods(self, side: Side) -> int:
+        """Pods of one side that count."""
+        group = self._groups.get(side)
+        return group.pods if group is not None else 0
+
+    def has(self, quantity: str) -> bool:
+        """Whether a program of this slice gives a quantity at its version."""
+        return any(q.name == quantity for table in self._tables for q in table.quantities)
+
+    def as_row(self, signal: str, reading: Signal) -> Signal:
+        """A reading with the quality and the formula of its row."""
+        row = self.row(signal)
+        if row is None or row.quality is tables.Quality.MISSING:
+            return Signal(State.UNKNOWN, source=row.formula if row else f"{signal} is in no table")
+        quality = Quality.EXACT if row.quality is tables.Quality.EXACT else Quality.DERIVED
+        source = f"{reading.source.partition(' (')[0]} ({row.formula})" if reading.known else reading.source
+        return replace(reading, quality=quality, source=source)
+
+    def handoff(self) -> Signal:
+        """H. Before vLLM told fetches apart, all that waits on decode."""
+        return self.as_row("handoff_waiting", self.signal("decode", "fetching" if self.has("fetching") else "waiting"))
+
+
+def total(signals: Sequence[Signal]) -> Signal:
+    """A sum: as old as its oldest part, as good as its worst, unknown with its first unknown part."""
+    lost = next((s for s in signals if not s.known), None)
+    if lost is not None:
+        return lost
+    worst = Quality.DERIVED if any(s.quality is Quality.DERIVED for s in signals) else Quality.EXACT
+    sources = ", ".join(dict.fromkeys(s.source for s in signals))
+    return Signal.of(sum(s.value for s in signals), max((s.age for s in signals), default=0.0), worst, sources)
+
+
+def ratio(above: Signal, below: Signal, empty: str) -> Signal:
+    """A quotient; unknown, with `empty` as the reason, when there is nothing to divide by."""
+    both = total([above, below])
+    if not both.known:
+        return both
+    if below.value <= 0:
+        return Signal(State.UNKNOWN, age=both.age, source=f"{both.source}: {empty}")
+    return replace(Signal.of(above.value / below.value, both.age, both.quality), source=both.source)
+
+
+def _scaled(count: Signal, each: Signal) -> Signal:
+    """A product; nothing times anything is nothing, also while nobody knows how much one is."""
+    if not count.known or count.value == 0:
+        return count
+    both = total([count, each])
+    return replace(Signal.of(count.value * each.value, both.age, both.quality), source=both.source) if both.known else each
+
+
+def _sum(parts: Iterable[_Slice], side: Side, quantity: str) -> Signal:
+    return total([part.signal(side, quantity) for part in parts])
+
+
+def _mean(parts: Sequence[_Slice], side: Side, above: str, below: str) -> Signal:
+    return ratio(_sum(parts, side, above), _sum(parts, side, below), f"no {below} in the window")
+
+
+def _as(reading: Signal, parts: Sequence[_Slice], signal: str) -> Signal:
+    """The reading with the row of the slice that gives it worst."""
+    found = [part.as_row(signal, reading) for part in parts]
+    return next((s for s in found if not s.known), None) or next((s for s in found if s.quality is Quality.DERIVED), found[0])
+
+
+def _mean_tokens(parts: Sequence[_Slice]) -> Signal:
+    """Uncached prompt tokens of a request: of the window, else since the pods' start (long prompts may take longer than it)."""
+    recent = _mean(parts, "prefill", "computed", "prefills")
+    if recent.known:
+        return recent
+    ever = ratio(_sum(parts, "prefill", "computed_total"), _sum(parts, "prefill", "prefills_total"), "no prefill has ended yet")
+    return replace(ever, quality=Quality.DERIVED)
+
+
+def _requests(parts: Sequence[_Slice]) -> Signal:
+    """lam: what came to the routers; for routers that are not ours, what prefill ended and refused (late while a queue grows)."""
+    offered = []
+    for part in parts:
+        if "router" in part.sides and part.row("request_rate") is not None:
+            offered.append(part.as_row("request_rate", part.signal("router", "offered")))
+        else:
+            derived = total([part.signal("prefill", "prefills"), part.signal("prefill", "rejected")])
+            offered.append(replace(derived, quality=Quality.DERIVED))
+    return total(offered)
+
+
+def _queue(parts: Sequence[_Slice]) -> Signal:
+    """Requests accepted and not yet running prefill."""
+    waiting = [part.signal("prefill", "waiting") for part in parts]
+    doors = [part.signal("router", "queue") for part in parts if part.has("queue")]
+    return total([*waiting, *doors])
+
+
+def _capacity(parts: Sequence[_Slice]) -> Signal:
+    size, pods = _sum(parts, "decode", "kv_size"), sum(part.pods("decode") for part in parts)
+    return ratio(size, replace(size, value=float(pods)), "no decode pod shows its cache")
+
+
+def _ttft(parts: Sequence[_Slice]) -> Signal:
+    """The tail of a sum of two waits that know nothing of each other: the tail of one and the mean of the other, whichever is
+    more. Of several slices the slowest counts; slices in which nothing started do not.
+    """
+    slowest: list[Signal] = []
+    for part in parts:
+        means, tails, counts = [], [], []
+        for side in ("prefill", "decode"):
+            side_: Side = "prefill" if side == "prefill" else "decode"
+            counts.append(part.signal(side_, "first_tokens"))
+            means.append(ratio(part.signal(side_, "first_token_seconds"), counts[-1], "no first token in the window"))
+            tails.append(part.signal(side_, "first_token_quantile"))
+        if all(c.known for c in counts) and any(c.value == 0 for c in counts):
+            continue
+        either = [total([tails[0], means[1]]), total([means[0], tails[1]])]
+        slowest.append(next((s for s in either if not s.known), None) or max(either, key=lambda s: s.value))
+    if not slowest:
+        return Signal(State.UNKNOWN, source="no first token in the window")
+    return next((s for s in slowest if not s.known), None) or max(slowest, key=lambda s: s.value)
+
+
+def _every_prefill_waiting(parts: Sequence[_Slice]) -> bool:
+    """Whether every P pod had work waiting in every sample of the window."""
+    least = [part.signal("prefill", "least_waiting") for part in parts]
+    return all(s.known and s.value > 0 for s in least) and all(part.pods("prefill") > 0 for part in parts)

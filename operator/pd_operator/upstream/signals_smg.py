@@ -1,0 +1,36 @@
+"""smg's series, seen on smg 1.13.0 with P/D traffic: what reached the door, and what waits in it.
+
+smg_pd_ttft_seconds ends at the response head of decode, which vLLM sends before the first token of a stream: it is not TTFT.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pd_operator.upstream.signals_table import How, Kind, Quality, Quantity, Row, Series, Table
+
+# Requests that become prompts; /health, /v1/models and the like are counted under other paths.
+PATHS: Final = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+
+SERIES: Final = {
+    # Counted whether or not the request is rejected later. Absent before the first request.
+    "offered": Series(Kind.COUNTER, ("smg_http_requests_total",), {"path": PATHS}, optional=True),
+    # Two places where a request waits, one after the other: at the door, and for a prefill worker. Both appear at first use.
+    "queue": Series(Kind.GAUGE, ("smg_admission_queue_depth", "smg_pd_prefill_admission_queued"), added=True, optional=True),
+}
+
+QUANTITIES: Final = (
+    Quantity("offered", How.RATE, "offered", "router"),
+    Quantity("queue", How.SUM, "queue", "router"),
+)
+
+ROWS: Final = (
+    Row("request_rate", "router", Quality.EXACT, "rate of smg_http_requests_total on the paths of prompts"),
+    Row("queued_requests", "router", Quality.EXACT, "smg_admission_queue_depth + smg_pd_prefill_admission_queued"),
+)
+
+
+def table(version: str) -> Table:
+    """The table; no version is known to differ."""
+    del version
+    return Table("smg", SERIES, QUANTITIES, ROWS, "measured with smg 1.13.0")

@@ -1,0 +1,102 @@
+"""vLLM's series (vllm/v1/metrics/loggers.py at 0.32.0; what other versions lack is from facts checked on their wheels).
+
+With data parallelism each rank has its own `engine` label; ranks add up. Names of counters end in `_total` in the page.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from packaging.version import InvalidVersion, Version
+
+from pd_operator.upstream.signals_table import How, Kind, Quality, Quantity, Row, Series, Table
+
+FETCH_STAGES: Final = Version("0.32.0")  # vllm:num_requests_kv_fetch_by_stage came with it; absent in 0.31.0
+
+SERIES: Final = {
+    "running": Series(Kind.GAUGE, ("vllm:num_requests_running",)),
+    # Everything that does not run: for capacity, and deferred (KV load, LoRA).
+    "waiting": Series(Kind.GAUGE, ("vllm:num_requests_waiting",)),
+    # waiting_to_start (D has no room yet), in_progress, completed_waiting; only where kv_role is a consumer.
+    "fetching": Series(Kind.GAUGE, ("vllm:num_requests_kv_fetch_by_stage",)),
+    "kv_usage": Series(Kind.GAUGE, ("vllm:kv_cache_usage_perc",)),
+    # kv_cache_size_tokens counts what hybrid models really hold; it reads "None" where the version does not know it.
+    "kv_config": Series(
+        Kind.INFO, ("vllm:cache_config_info",), numbers=(("kv_cache_size_tokens",), ("num_gpu_blocks", "block_size"))
+    ),
+    # Since February 2026 (vllm-project/vllm PR 33290), so every version that we accept has it.
+    "computed": Series(Kind.COUNTER, ("vllm:prompt_tokens_by_source_total",), {"source": ("local_compute",)}),
+    "prefills": Series(Kind.COUNTER, ("vllm:request_prefill_time_seconds_count",)),
+    "prefill_seconds": Series(Kind.COUNTER, ("vllm:request_prefill_time_seconds_sum",)),
+    "first_tokens": Series(Kind.COUNTER, ("vllm:time_to_first_token_seconds_count",)),
+    "first_token_seconds": Series(Kind.COUNTER, ("vllm:time_to_first_token_seconds_sum",)),
+    "first_token_buckets": Series(Kind.COUNTER, ("vllm:time_to_first_token_seconds_bucket",)),
+    "gaps": Series(Kind.COUNTER, ("vllm:inter_token_latency_seconds_count",)),
+    "gap_seconds": Series(Kind.COUNTER, ("vllm:inter_token_latency_seconds_sum",)),
+    "outputs": Series(Kind.COUNTER, ("vllm:request_generation_tokens_count",)),
+    "output_tokens": Series(Kind.COUNTER, ("vllm:request_generation_tokens_sum",)),
+    # Came with --max-num-queued-reqs; before it nothing is rejected by the engine.
+    "rejected": Series(Kind.COUNTER, ("vllm:admission_rejections_total",), optional=True),
+}
+
+QUANTITIES: Final[tuple[Quantity, ...]] = (
+    Quantity("running", How.SUM, "running"),
+    Quantity("waiting", How.SUM, "waiting"),
+    Quantity("fetching", How.SUM, "fetching", "decode"),
+    Quantity("least_waiting", How.LEAST, "waiting", "prefill"),
+    Quantity("kv_size", How.SIZE, "kv_config", "decode"),
+    Quantity("kv_used", How.SHARE, "kv_usage", "decode", info="kv_config"),
+    Quantity("computed", How.RATE, "computed", "prefill"),
+    Quantity("computed_total", How.TOTAL, "computed", "prefill"),
+    Quantity("prefills", How.RATE, "prefills", "prefill"),
+    Quantity("prefills_total", How.TOTAL, "prefills", "prefill"),
+    Quantity("prefill_seconds", How.RATE, "prefill_seconds", "prefill"),
+    Quantity("rejected", How.RATE, "rejected", "prefill"),
+    Quantity("first_tokens", How.RATE, "first_tokens"),
+    Quantity("first_token_seconds", How.RATE, "first_token_seconds"),
+    Quantity("first_token_quantile", How.QUANTILE, "first_token_buckets"),
+    Quantity("gaps", How.RATE, "gaps", "decode"),
+    Quantity("gap_seconds", How.RATE, "gap_seconds", "decode"),
+    Quantity("outputs", How.RATE, "outputs", "decode"),
+    Quantity("output_tokens", How.RATE, "output_tokens", "decode"),
+)
+
+ROWS: Final[tuple[Row, ...]] = (
+    Row("prompt_rate", "router, prefill", Quality.DERIVED, "request_rate x computed / prefills"),
+    Row("queued_tokens", "router, prefill", Quality.DERIVED, "(router's queue + waiting) x computed / prefills"),
+    Row("prefill_rate", "prefill", Quality.EXACT, "rate of prompt tokens by source local_compute"),
+    # Summed over requests that run at once, so it may exceed the seconds that went by; the law caps it.
+    Row("prefill_seconds", "prefill", Quality.DERIVED, "rate of the sum of request_prefill_time_seconds"),
+    Row("every_prefill_waiting", "prefill", Quality.EXACT, "least_waiting > 0"),
+    Row("running", "decode", Quality.EXACT, "running"),
+    Row("handoff_waiting", "decode", Quality.EXACT, "fetching, all stages"),
+    Row("decode_starts", "decode", Quality.EXACT, "rate of first tokens on decode"),
+    Row("kv_tokens", "decode", Quality.DERIVED, "kv_cache_usage_perc x tokens of cache_config_info, rank by rank"),
+    Row("kv_capacity", "decode", Quality.EXACT, "tokens of cache_config_info per replica"),
+    Row("output_tokens", "decode", Quality.EXACT, "output_tokens / outputs"),
+    Row("itl", "decode", Quality.EXACT, "gap_seconds / gaps"),
+    Row("prefill_latency", "prefill", Quality.EXACT, "prefill_seconds / prefills"),
+    # Streams get their response head before the first token, so no router's histogram holds the wait on decode.
+    Row("ttft", "prefill, decode", Quality.DERIVED, "max(quantile of P + mean of D, mean of P + quantile of D)"),
+)
+
+OLD_HANDOFF: Final = Row(
+    "handoff_waiting", "decode", Quality.DERIVED, "waiting on decode: this version does not tell fetches apart"
+)
+
+
+def table(version: str) -> Table:
+    """The table of a version. One that cannot be read as a version is taken for the newest."""
+    series, quantities, rows = dict(SERIES), QUANTITIES, ROWS
+    if _before(version, FETCH_STAGES):
+        del series["fetching"]
+        quantities = tuple(q for q in quantities if q.series in series)
+        rows = tuple(OLD_HANDOFF if row.signal == OLD_HANDOFF.signal else row for row in rows)
+    return Table("vllm", series, quantities, rows, "vllm/v1/metrics/loggers.py at 0.32.0")
+
+
+def _before(version: str, limit: Version) -> bool:
+    try:
+        return Version(version) < limit
+    except InvalidVersion:
+        return False

@@ -1,0 +1,1 @@
+"""A real Prometheus for tests, with series of any past, and pages to scrape."""

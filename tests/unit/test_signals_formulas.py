@@ -1,0 +1,289 @@
+"""From pods to signals without any network: windows of pods of one PDDeployment, and what the formulas make of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from monitor.pods import Pod, deployment
+from pd_operator.core.scaling.readings import Quality, Replicas, State
+from pd_operator.signals import exposition
+from pd_operator.signals.fleet import Deployment, Target
+from pd_operator.signals.formulas import load
+from pd_operator.signals.group import Group, from_windows, group_key
+from pd_operator.signals.load import SIGNALS, Load
+from pd_operator.signals.window import Columns, Window
+from pd_operator.upstream import signals_catalog as catalog
+from pd_operator.upstream import signals_table as tables
+
+SLICE = "chat-1a2b3c4d-0"
+
+
+def windows(history: Sequence[Sequence[Pod]], step: float = 5.0) -> dict[Target, Window]:
+    """A window of every pod, scraped every `step` seconds, the last time at 1,000."""
+    found: dict[Target, Window] = {}
+    columns: dict[str, Columns] = {}
+    for n, pods in enumerate(history):
+        for pod in pods:
+            target = pod.target()
+            reader = exposition.reader(target.program, target.version)
+            assert reader is not None
+            key = (target.namespace, target.pod)
+            made = next((w for t, w in found.items() if (t.namespace, t.pod) == key), None)
+            if made is None:
+                made = Window(reader.table, columns.setdefault(target.program + target.version, Columns()), 30.0, step)
+            found[target] = made
+            made.add(1000.0 - step * (len(history) - 1 - n), reader.read(pod.page()))
+    return found
+
+
+def seen(history: Sequence[Sequence[Pod]], now: float = 1001.0, fleet: Deployment | None = None, percentile: int = 95) -> Load:
+    """The load of these pods, each row one scrape; `fleet` names pods that never answered as well."""
+    made = {(t.namespace, t.pod): w for t, w in windows(history).items()}
+    fleet = fleet or deployment(*history[-1], percentile=percentile)
+    groups: dict[Any, Group] = {}
+    for key in {group_key(t) for t in fleet.targets}:
+        members = [(t, made.get((t.namespace, t.pod)), "refused") for t in fleet.targets if group_key(t) == key]
+        groups[key] = from_windows(members, now, fleet.percentile)
+    return load(fleet, groups)
+
+
+def busy(**changes: Any) -> list[list[Pod]]:
+    """Three scrapes of 1 P, 1 D, 1 router over 10 s: 4 requests/s of 500 uncached tokens, 20 decoding."""
+    rows = []
+    for n in range(3):
+        p = Pod("prefill", computed=5000 + 10_000 * n, prefills=10 + 20 * n, prefill_seconds=2 + 4 * n, waiting=3, running=1)
+        p = p.but(first_tokens={0.5: 20.0 * n, math.inf: 20.0 * n}, first_token_seconds=6.0 * n)
+        d = Pod(
+            "decode", running=20, usage=0.5, fetching={"waiting_to_start": 2, "in_progress": 1, "completed_waiting": 1}, waiting=5
+        )
+        d = d.but(first_tokens={0.1: 18.0 * n, 0.5: 20.0 * n}, first_token_seconds=1.0 * n, gaps=1000 * n, gap_seconds=30.0 * n)
+        d = d.but(outputs=20 * n, output_tokens=6000 * n)
+        r = Pod("router", offered=100 + 20 * n, queued=1)
+        rows.append([one.but(**changes.get(one.side, {})) for one in (p, d, r)])
+    return rows
+
+
+def values(found: Load) -> dict[str, float]:
+    """Known values."""
+    return {name: round(s.value, 6) for name, s in found.signals().items() if s.known}
+
+
+def test_a_busy_deployment() -> None:
+    found = seen(busy())
+    assert values(found) == {
+        "request_rate": 4.0,
+        "prompt_rate": 2000.0,
+        "queued_tokens": (3 + 1 + 1) * 500.0,
+        "prefill_rate": 2000.0,
+        "prefill_seconds": 0.8,
+        "prefill_latency": 0.2,
+        "running": 20.0,
+        "handoff_waiting": 4.0,
+        "decode_starts": 4.0,
+        "kv_tokens": 8000.0,
+        "kv_capacity": 16_000.0,
+        "output_tokens": 300.0,
+        "itl": 0.03,
+        # P: every first token between 0.1 and 0.5 s, tail 0.48, mean 0.3; D: tail 0.3, mean 0.05.
+        "ttft": 0.6,
+    }
+    assert found.every_prefill_waiting
+    (part,) = found.slices
+    assert (part.name, part.waiting.value, part.starts.value) == (SLICE, 4.0, 4.0)
+    assert {s.age for s in found.signals().values()} == {1.0}
+
+
+def test_quality_is_that_of_the_table() -> None:
+    found = seen(busy())
+    table = catalog.table("vllm", "0.32.0")
+    assert table is not None
+    for name, signal in found.signals().items():
+        row = table.row(name) or catalog.table("smg", "").row(name)  # type: ignore[union-attr]
+        assert row is not None, name
+        assert signal.quality.value == row.quality.value, name
+        assert row.formula in signal.source
+
+
+def test_readings_take_everything_over() -> None:
+    found = seen(busy())
+    readings = found.readings(Replicas(1, 1), Replicas(2, 2), rollout=True)
+    assert {name: getattr(readings, name) for name in SIGNALS} == found.signals()
+    assert (readings.every_prefill_waiting, readings.slices, readings.rollout) == (True, found.slices, True)
+    assert (readings.prefill, readings.decode) == (Replicas(1, 1), Replicas(2, 2))
+
+
+def test_idle_is_zero_and_not_unknown() -> None:
+    found = seen([[Pod("prefill"), Pod("decode", fetching={"in_progress": 0}), Pod("router", queued=None)]] * 3)
+    idle = {name for name, s in found.signals().items() if s.state is State.IDLE}
+    assert idle == {
+        "prompt_rate", "request_rate", "queued_tokens", "prefill_rate", "prefill_seconds", "running", "handoff_waiting",
+        "decode_starts", "kv_tokens",
+    }  # fmt: skip
+    assert {n for n, s in found.signals().items() if not s.known} == {"output_tokens", "itl", "prefill_latency", "ttft"}
+    assert "no prefills in the window" in found.prefill_latency.source
+    assert not found.every_prefill_waiting
+
+
+def test_version_decides_what_waits_for_handoff() -> None:
+    rows = busy(prefill={"version": "0.31.0"}, decode={"version": "0.31.0", "fetching": {}})
+    found = seen(rows)
+    assert (found.handoff_waiting.value, found.handoff_waiting.quality) == (5.0, Quality.DERIVED)
+    lost = seen(busy(decode={"fetching": {}}))
+    assert not lost.handoff_waiting.known
+    assert "vllm:num_requests_kv_fetch_by_stage is absent" in lost.handoff_waiting.source
+    assert lost.running.known
+
+
+def test_mixed_versions_of_two_slices() -> None:
+    old = busy(prefill={"version": "0.31.0", "slice": "old"}, decode={"version": "0.31.0", "slice": "old"}, router={"slice": "old"})
+    found = seen([a + b for a, b in zip(busy(), old, strict=True)])
+    assert (found.handoff_waiting.value, found.handoff_waiting.quality) == (9.0, Quality.DERIVED)
+    assert [(s.name, s.waiting.value, s.waiting.quality) for s in found.slices] == [
+        (SLICE, 4.0, Quality.EXACT),
+        ("old", 5.0, Quality.DERIVED),
+    ]
+    assert (found.request_rate.value, found.running.value, found.kv_capacity.value) == (8.0, 40.0, 16_000.0)
+
+
+def test_every_rank_counts() -> None:
+    found = values(seen(busy(prefill={"ranks": 2}, decode={"ranks": 4})))
+    one = values(seen(busy()))
+    assert found["running"] == 4 * one["running"]
+    assert found["kv_capacity"] == 4 * one["kv_capacity"]
+    assert found["kv_tokens"] == 4 * one["kv_tokens"]
+    assert found["prefill_rate"] == 2 * one["prefill_rate"]
+    assert found["itl"] == one["itl"]
+
+
+def test_a_ready_pod_that_does_not_answer_makes_its_role_unknown_and_only_it() -> None:
+    rows = busy()
+    lost = Pod("decode", name="d-1")
+    found = seen(rows, fleet=deployment(*rows[-1], lost))
+    for name in ("running", "handoff_waiting", "decode_starts", "kv_tokens", "itl", "ttft"):
+        assert not found.signals()[name].known
+    assert found.running.source == "podScrape: pod d-1: no sample yet, refused"
+    assert found.request_rate.known
+    assert found.queued_tokens.known
+    assert not found.slices[0].waiting.known
+
+
+def test_half_of_the_pods_missing() -> None:
+    pods = [Pod("decode", name=f"d-{n}", running=5, fetching={"in_progress": 0}) for n in range(4)]
+    found = seen([pods[:2]] * 3, fleet=deployment(*pods))
+    assert found.running.source == "podScrape: pod d-2: no sample yet, refused (2 of 4 pods are missing)"
+
+
+def test_a_pod_that_is_not_ready_counts_when_it_answers_and_is_not_missed() -> None:
+    rows = busy()
+    starting = Pod("decode", name="d-new", ready=False)
+    assert seen(rows, fleet=deployment(*rows[-1], starting)).running.value == 20.0
+    draining = Pod("decode", name="d-old", ready=False, running=7, fetching={"in_progress": 0})
+    assert seen([[*row, draining] for row in rows]).running.value == 27.0
+
+
+def test_pods_but_none_ready_and_none_answering_is_unknown_and_no_pods_at_all_is_nothing() -> None:
+    rows = busy()
+    crashed = seen(rows, fleet=deployment(rows[-1][1], rows[-1][2], Pod("prefill", ready=False, name="p-x")))
+    assert not crashed.queued_tokens.known
+    gone = seen(rows, fleet=deployment(rows[-1][1], rows[-1][2]))
+    assert gone.prefill_rate.state is State.IDLE
+    assert gone.prefill_rate.source.startswith("no prefill pods")
+
+
+def test_three_missed_samples() -> None:
+    assert seen(busy(), now=1017.4).running.known
+    old = seen(busy(), now=1017.6)
+    assert not old.running.known
+    assert old.running.source == "podScrape: pod chat-1a2b3c4d-0-decode-0: last sample 18 s ago, refused"
+    assert old.running.age == pytest.approx(17.6)
+
+
+def test_a_new_pod_with_one_sample_has_no_rate_yet() -> None:
+    rows = busy()
+    new = Pod("prefill", name="p-1", computed=1e9, prefills=1e6)
+    found = seen([rows[0], rows[1], [*rows[2], new]])
+    assert not found.prefill_rate.known
+    assert "pod p-1: vllm:prompt_tokens_by_source_total has one sample only" in found.prefill_rate.source
+    assert found.request_rate.known
+    assert seen([rows[0], [*rows[1], new], [*rows[2], new]]).prefill_rate.value == pytest.approx(2000.0)
+
+
+def test_a_dead_pod_leaves_nothing_behind() -> None:
+    rows = busy()
+    dead = Pod("decode", name="d-dead", running=50, fetching={"in_progress": 9})
+    found = seen([[*row, dead] for row in rows], fleet=deployment(*rows[-1]))
+    assert (found.running.value, found.handoff_waiting.value) == (20.0, 4.0)
+
+
+def test_mean_tokens_since_the_start_when_nothing_ended_lately() -> None:
+    rows = busy(prefill={"computed": 90_000, "prefills": 30, "prefill_seconds": 9.0})
+    found = seen(rows)
+    assert found.queued_tokens.value == pytest.approx(5 * 3000.0)
+    assert found.prompt_rate.value == pytest.approx(4 * 3000.0)
+    never = seen(busy(prefill={"computed": 0, "prefills": 0}))
+    assert not never.queued_tokens.known
+    assert "no prefill has ended yet" in never.queued_tokens.source
+
+
+def test_without_a_router_of_ours_requests_are_derived_from_prefill() -> None:
+    found = seen([row[:2] for row in busy()])
+    assert (found.request_rate.value, found.request_rate.quality) == (4.0, Quality.DERIVED)
+    assert found.queued_tokens.value == pytest.approx(3 * 500.0)
+
+
+def test_a_router_without_a_queue_series() -> None:
+    rows = busy()
+    fleet = deployment(*rows[-1])
+    targets = tuple(
+        Target(t.namespace, t.deployment, t.slice, t.side, t.pod, t.uid, t.url, "vllm-router", "0.1.17")
+        if t.side == "router"
+        else t
+        for t in fleet.targets
+    )
+    fleet = Deployment(fleet.namespace, fleet.name, targets)
+    reader = exposition.reader("vllm-router", "0.1.17")
+    assert reader is not None
+    router = Window(reader.table, Columns(), 30.0, 5.0)
+    for n in range(3):
+        router.add(990.0 + 5 * n, reader.read(f'vllm_router_pd_requests_total{{route="/v1/completions"}} {20 * n}\n'.encode()))
+    made = {(t.namespace, t.pod): w for t, w in windows(rows).items()} | {("team", targets[2].pod): router}
+    groups = {group_key(t): from_windows([(t, made[t.namespace, t.pod], "")], 1001.0, 95) for t in targets}
+    found = load(fleet, groups)
+    assert (found.request_rate.value, found.request_rate.quality) == (4.0, Quality.DERIVED)
+    assert found.queued_tokens.value == pytest.approx(3 * 500.0)
+
+
+def test_nonsense_in_one_series_spoils_what_is_made_of_it_only() -> None:
+    found = seen(busy(decode={"usage": math.nan}))
+    assert {n for n, s in found.signals().items() if not s.known} == {"kv_tokens"}
+    assert "vllm:kv_cache_usage_perc is no number" in found.kv_tokens.source
+    found = seen(busy(prefill={"computed": math.inf}))
+    assert {n for n, s in found.signals().items() if not s.known} == {"prefill_rate", "prompt_rate", "queued_tokens"}
+
+
+def test_the_percentile_is_the_deployment_s() -> None:
+    assert seen(busy(), percentile=50).ttft.value == pytest.approx(max(0.3 + 0.05, 0.3 + 0.1 * 10 / 18))
+
+
+def test_an_engine_without_a_table_is_named() -> None:
+    target = Target("team", "chat", SLICE, "prefill", "p", "u", "http://x", "mystery", "1.0")
+    found = load(Deployment("team", "chat", (target,)), {})
+    assert not any(s.known for s in found.signals().values())
+    assert found.running.source.startswith("engine mystery 1.0 has no table of signals; those that have one are vllm")
+    assert not load(Deployment("team", "chat", ()), {}).running.known
+
+
+@pytest.mark.parametrize(("program", "version"), [("vllm", "0.22.1"), ("vllm", "0.31.0"), ("vllm", "0.32.0"), ("vllm", "0.33.0")])
+def test_tables_are_whole(program: str, version: str) -> None:
+    """Every signal has one row, every quantity its series, at each version."""
+    table = catalog.table(program, version)
+    assert table is not None
+    rows = [row.signal for row in table.rows]
+    assert sorted(rows) == sorted({*SIGNALS, "every_prefill_waiting"} - {"request_rate"})
+    assert all(q.series in table.series and (not q.info or q.info in table.series) for q in table.quantities)
+    assert len({q.name for q in table.quantities}) == len(table.quantities)
+    assert all(row.quality in tables.Quality for row in table.rows)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal
 
+from pd_operator.core.scaling.law import DEFAULT
 from pd_simulate.policies import dynamo, hpa_pools, llmd_tokens
 from pd_simulate.policies.aibrix import aibrix_apa, aibrix_kpa
 from pd_simulate.policies.capacity import decode_rate, prefill_velocity
@@ -15,6 +16,7 @@ from pd_simulate.policies.heteroscale import HeteroScale, stress_ratio, target_r
 from pd_simulate.policies.kthena import Kthena
 from pd_simulate.policies.llmd_slo import SloAware
 from pd_simulate.policies.oracle import Oracle
+from pd_simulate.policies.ours import Ours
 from pd_simulate.policies.sageserve import SageServe
 from pd_simulate.policies.static import Run, Static, best_split
 from pd_simulate.policies.tokenscale import TokenScale, convertible_decoders
@@ -104,6 +106,11 @@ def _oracle(inputs: Inputs, utilization: float) -> Policy:
     return Oracle(inputs.future, inputs.profile, utilization)
 
 
+def _ours(inputs: Inputs, headroom: float, **settings: Value) -> Policy:
+    law = replace(DEFAULT, **settings)  # type: ignore[arg-type]
+    return Ours(law, headroom, inputs.profile.max_num_seqs)
+
+
 def means(load: Workload) -> tuple[float, float]:
     """Mean prompt and output tokens."""
     return float(load.prompt.mean()), float(load.output.mean())
@@ -171,7 +178,17 @@ _PREDICTED: Mapping[str, Range] = {"kind": Range(choices=("constant", "kalman", 
 
 
 def _entries() -> tuple[Entry, ...]:
-    return (*_baselines(), *_dynamo(), *_llmd(), *_others())
+    return (*_baselines(), *_dynamo(), *_llmd(), *_others(), _own_law())
+
+
+def _own_law() -> Entry:
+    tunables = {
+        "prefill_load": Range(0.5, 0.8),
+        "decode_load": Range(0.7, 0.95),
+        "drain_time": Range(15.0, 120.0, log=True),
+        "down_window": Range(120.0, 600.0, log=True),
+    }
+    return Entry("ours", _ours, "headroom", (0.8, 0.9, 1.0, 1.2, 1.5), 1.0, "own", tunables)
 
 
 def _baselines() -> tuple[Entry, ...]:

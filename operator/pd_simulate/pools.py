@@ -40,7 +40,8 @@ class Pools:
         self.serving = serving
         self.fleet = serving.fleet
         self.clock = serving.clock
-        self.rng = np.random.default_rng(seed)
+        # Streams of their own, so that one role's creations do not move the other's lead times or the losses.
+        self.rngs = {name: np.random.default_rng((seed, number)) for number, name in enumerate(("losses", *ROLES))}
         self.duration = duration
         self.replicas: list[Replica] = []  # all but the gone ones
         self.desired: dict[Role, int] = {"prefill": self.fleet.prefill, "decode": self.fleet.decode}
@@ -144,7 +145,7 @@ class Pools:
     def _lead(self, role: Role) -> float:
         setting = self.fleet.lead_prefill if role == "prefill" else self.fleet.lead_decode
         sigma = math.sqrt(math.log1p(setting.cv**2))
-        return setting.mean * math.exp(sigma * float(self.rng.standard_normal()) - sigma * sigma / 2)
+        return setting.mean * math.exp(sigma * float(self.rngs[role].standard_normal()) - sigma * sigma / 2)
 
     def _ready(self, replica: Replica) -> None:
         if replica.state != "starting":
@@ -246,7 +247,7 @@ class Pools:
         """A share of a role's ready replicas ends at once; others are created in their place."""
         ready = [one for one in self.replicas if one.role == loss.role and one.state == "ready"]
         count = min(len(ready), max(1, round(loss.fraction * len(ready))))
-        chosen = sorted(self.rng.choice(len(ready), size=count, replace=False)) if ready else []
+        chosen = sorted(self.rngs["losses"].choice(len(ready), size=count, replace=False)) if ready else []
         for index in chosen:
             self._withdraw(ready[int(index)])
         for index in chosen:

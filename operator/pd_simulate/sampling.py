@@ -43,6 +43,7 @@ class Sampler:
         self.pools = pools
         self.fleet = serving.fleet
         self.clock = serving.clock
+        self.seed = seed
         self.rng = np.random.default_rng(seed)
         self.rows: list[tuple[float, ...]] = []
         self._samples: dict[str, ReplicaView | None] = {}  # None: the last scrape was lost
@@ -62,10 +63,12 @@ class Sampler:
         setting, now = self.fleet.scrape, self.clock.now
         replicas = {one.name: self._sample(one) for one in self.pools.replicas if one.state in ("ready", "draining")}
         self.rows.append(self._row())
+        # Drawn per scrape, not from one stream: a policy with more replicas must not change what else is lost.
+        draws = np.random.default_rng((self.seed, len(self.rows))).random(len(replicas) + 1).tolist()
         shown: dict[str, ReplicaView | None] = {}
-        for name, sample in replicas.items():
-            shown[name] = None if self._lost(sample.role) else sample
-        router = None if self._lost("router") else (self._count(), self._measure(), self._queue())
+        for draw, (name, sample) in zip(draws[1:], replicas.items(), strict=True):
+            shown[name] = None if self._lost(sample.role, draw) else sample
+        router = None if self._lost("router", draws[0]) else (self._count(), self._measure(), self._queue())
         if setting.delay > 0:
             self.clock.at(now + setting.delay, self._show, (now, shown, router))
         else:
@@ -73,10 +76,11 @@ class Sampler:
         gap = setting.interval + (self.rng.uniform(-setting.jitter, setting.jitter) if setting.jitter else 0.0)
         self.clock.at(now + gap, self.scrape, None)
 
-    def _lost(self, what: str) -> bool:
-        lost = bool(self.rng.random() < self.fleet.scrape.loss)
+    def _lost(self, what: str, draw: float) -> bool:
         now = self.clock.now
-        return lost or any(one.start <= now < one.end and one.what in ("all", what) for one in self.fleet.outages)
+        return draw < self.fleet.scrape.loss or any(
+            one.start <= now < one.end and one.what in ("all", what) for one in self.fleet.outages
+        )
 
     def _show(
         self,

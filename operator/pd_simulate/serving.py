@@ -429,5 +429,5 @@ class Serving:
         self.tally.retries += 1
         request.local, request.first_token, request.generated, request.gaps = False, NEVER, 0, None
         request.left, request.context = request.uncached, request.prompt - request.uncached
-        request.prefill_start = request.prefilled_at = NEVER
+        request.prefill_start = request.prefilled_at = request.reserved_at = NEVER
         self.dispatch(request)

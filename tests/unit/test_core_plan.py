@@ -14,6 +14,7 @@ from pd_operator.api.conditions import Reason
 from pd_operator.core.names import ROLES
 from pd_operator.core.observed import ChildFact
 from pd_operator.core.plan import HISTORY, make_plan
+from pd_operator.core.references import references
 from pd_operator.core.snapshot import Snapshot, StoredRevision
 
 # --- pools ----------------------------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ NO_MANIFEST = {
 def outcome(changes: dict[str, Any]) -> tuple[list[str], str]:
     """Fields that are refused, and all manifests as text."""
     spec = make_spec(changes)
-    plan = make_plan(make_snapshot(spec))
+    plan = make_plan(make_snapshot(spec, missing=references(spec)))  # nothing that it names exists
     if plan.refusal is not None:
         return [plan.refusal.field], ""
     _, _, bundle = rendered(spec)
@@ -137,7 +138,6 @@ def test_exceptions_are_refused_where_they_would_matter(path: str) -> None:
 
 UNBUILT = {
     "engine.type",
-    "model.configMapRef.name",
     "backpressure.maxQueueTime",
     "rollout.maxSurge",
     "rollout.maxUnavailable",

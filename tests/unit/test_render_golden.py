@@ -76,7 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
     "parallelism": {
         "prefill": {
             "replicas": 2,
-            "parallelism": {"tensor": 4, "pipeline": 2},
+            "parallelism": {"tensor": 4},
             "resources": {"limits": {"nvidia.com/gpu": 8}},
             "args": ["--max-num-batched-tokens=16384"],
         },

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pd_operator.api.types import EnvVar, PDDeploymentSpec
+from pd_operator.core.compatibility_model import FIELD as MODEL
 from pd_operator.core.snapshot import Reference
 
 
@@ -20,6 +21,8 @@ def references(spec: PDDeploymentSpec) -> tuple[Reference, ...]:
 def _all(spec: PDDeploymentSpec) -> Iterator[Reference]:
     if spec.model.uri.startswith("pvc://"):
         yield Reference("PersistentVolumeClaim", spec.model.uri.removeprefix("pvc://").split("/")[0], "spec.model.uri")
+    if spec.model.config_map_ref is not None and spec.model.config_map_ref.name:
+        yield Reference("ConfigMap", spec.model.config_map_ref.name, MODEL)
     yield from _env("spec.engine.env", spec.engine.env)
     for name, role in spec.roles.items():
         yield from _env(f"spec.{name}.env", role.env)

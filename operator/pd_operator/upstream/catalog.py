@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from pd_operator.api.types import PDDeploymentSpec
-from pd_operator.core.capabilities import Program, Refusal, Upstream
-from pd_operator.upstream import lmcache, smg, vllm, vllm_router
+from pd_operator.core.capabilities import Program, Refusal, Unproven, Upstream
+from pd_operator.upstream import lmcache, pairs, smg, states, vllm, vllm_router
 
 
 class Router(Protocol):
@@ -68,4 +68,19 @@ def upstream(spec: PDDeploymentSpec) -> Upstream:
         router=router(spec).program(router_version(spec)),
         lmcache=lmcache.program(spec.lmcache.version) if spec.lmcache else None,
         refusals=tuple(refusals),
+        rules=pairs.rules(spec.engine.type, spec.engine.version, spec.lmcache is not None),
+        carries=states.carries(spec.engine.type, spec.engine.version),
+        unproven=tuple(_unproven(spec, refusals)),
     )
+
+
+def _unproven(spec: PDDeploymentSpec, refusals: Sequence[Refusal]) -> Iterator[Unproven]:
+    """Versions that our tests did not run, those apart that are refused anyway."""
+    tested = [("engine", spec.engine.version, vllm.TESTED), ("router", router_version(spec), router(spec).TESTED)]
+    if spec.lmcache is not None:
+        tested.append(("lmcache", spec.lmcache.version, lmcache.TESTED))
+    refused = {refusal.field for refusal in refusals}
+    for component, version, known in tested:
+        field = f"spec.{component}.version"
+        if version != known and field not in refused:
+            yield Unproven(field, version, f"tested is {known}")

@@ -19,10 +19,10 @@ from typing import Any, Final
 import requests
 from prometheus_api_client import PrometheusConnect
 from prometheus_api_client.exceptions import PrometheusApiClientException
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 from urllib3.util import Retry
 
-from pd_operator.signals.answers import Answers, Query, Reader, Row, queries
+from pd_operator.signals.answers import PODS, Answers, Query, Reader, Row, queries
 from pd_operator.signals.fleet import Fleet, Key
 from pd_operator.signals.formulas import load
 from pd_operator.signals.http import BoundedSession
@@ -36,6 +36,7 @@ DEADLINE: Final = 10.0  # seconds for all queries of a tick, of 15
 TIMEOUT: Final = 5.0  # seconds for one query
 MAX_BYTES: Final = 64 * 2**20  # of one answer; tests/bench/signals.py has what 10,000 pods take
 TRIES: Final = 2
+PAUSE: Final = 0.2  # seconds between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ class Prometheus:
                     evaluated = evaluated or next((float(r["value"][0]) for r in answer), 0.0)
                 except _FAILURES as error:
                     failures[query.name] = _told(error)
+                    if query.name == PODS:  # without the roll call nothing is known, whatever the others say
+                        break
         return Answers(rows, failures, evaluated)
 
     def _session(self) -> BoundedSession:
@@ -152,7 +155,7 @@ class Prometheus:
 
         retrying = Retrying(
             stop=stop_after_attempt(TRIES),
-            wait=wait_random_exponential(multiplier=0.2, max=1),
+            wait=wait_fixed(PAUSE),
             retry=retry_if_exception_type((requests.ConnectionError, _ServerError)),
             reraise=True,
         )

@@ -59,11 +59,14 @@ class Expressions:
         return f"sum by ({_GROUP}) ({either})"
 
     def _share(self, quantity: Quantity, gauge: Series, info: Series) -> str:
-        """Gauge times 1, carrying the info's labels over, matched by pod and rank."""
+        """Gauge times 1, carrying the info's labels over, matched by pod and rank.
+
+        topk: a pod with two infos would otherwise be an error, and an error of one pod fails the query for everybody.
+        """
         on = ", ".join([labels.NAMESPACE, labels.POD, *labels.RANKS])
         carried = ", ".join(info_labels([info]))
         left, right = self._one(quantity, gauge, "fresh"), self._one(quantity, info, "plain")
-        return f"sum by ({_GROUP}, {carried}) ({left} * on ({on}) group_left ({carried}) {right})"
+        return f"sum by ({_GROUP}, {carried}) ({left} * on ({on}) group_left ({carried}) topk by ({on}) (1, {right}))"
 
     def _either(self, quantity: Quantity, series: Sequence[Series], form: str) -> str:
         return " or ".join(self._one(quantity, one, form) for one in series)

@@ -17,6 +17,7 @@ from pd_operator.api.types import API_VERSION, PDDeploymentSpec
 from pd_operator.controller.applier import EXPECTATION, Applier
 from pd_operator.core.capabilities import Refusal
 from pd_operator.core.compatibility import invalid
+from pd_operator.core.compatibility_model import Model, read_model
 from pd_operator.core.ledger import Need, Part
 from pd_operator.core.names import ROLES, Role, pool
 from pd_operator.core.observed import ChildFact
@@ -170,7 +171,7 @@ class Reconciler:
     async def _snapshot(self, obj: Object, spec: PDDeploymentSpec) -> Snapshot:
         metadata = obj["metadata"]
         namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
-        missing = await self._missing(namespace, spec)
+        missing, model = await self._missing(namespace, spec), await self._model(namespace, spec)
         if self._server_version is None:
             self._server_version = await self._client.server_version()
         now = datetime.now(UTC)
@@ -191,6 +192,7 @@ class Reconciler:
             missing=missing,
             install=self._install,
             server_version=self._server_version,
+            model=model,
         )
 
     def _images(self, spec: PDDeploymentSpec) -> dict[str, str]:
@@ -205,6 +207,12 @@ class Reconciler:
         wanted = references(spec)
         found = await asyncio.gather(*(self._client.exists(r.kind, namespace, r.name) for r in wanted))
         return tuple(r for r, exists in zip(wanted, found, strict=True) if exists is None)
+
+    async def _model(self, namespace: str, spec: PDDeploymentSpec) -> Model | Refusal | None:
+        """The model's config.json; a ConfigMap that is not there is among the missing references."""
+        name = spec.model.config_map_ref.name if spec.model.config_map_ref else ""
+        found = await self._client.get("ConfigMap", namespace, name) if name else None
+        return None if found is None else read_model(name, found.get("data"), frozenset(found.get("binaryData") or ()))
 
     async def _write_status(self, obj: Object, status: Object) -> Object:
         """Apply the status when it differs, and record events for conditions that turned."""
@@ -261,7 +269,7 @@ class Reconciler:
 
 
 def _refused(refusal: Refusal) -> Result:
-    if refusal.reason in WAITING_REASONS:
+    if refusal.reason in WAITING_REASONS or refusal.outside:
         return Waiting(refusal.message, RECHECK)
     return Terminal(refusal.message)
 

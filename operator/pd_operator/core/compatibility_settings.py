@@ -135,8 +135,9 @@ def conv_layout(case: Case, rule: Rule) -> Iterator[Finding]:
         return
     option = wrong[0].variables.get(name)
     field = option.field if option else "spec.engine.env" if len(wrong) == 2 else f"spec.{wrong[0].role}.env"
-    having = f"the model needs {case.recurrent} at handoff"
-    yield Finding(field, option.shown if option else f"no {name}", having, f"{name}=DS in spec.engine.env")
+    lacking = "" if option else f" and there is no {name}"
+    having = f"the model needs {case.recurrent} at handoff{lacking}"
+    yield Finding(field, option.shown if option else "", having, f"{name}=DS in spec.engine.env")
 
 
 def hybrid_manager(case: Case, rule: Rule) -> Iterator[Finding]:

@@ -100,7 +100,7 @@ def refusals(version: str, handoff: HandoffSpec, lmcache: LMCacheSpec | None) ->
                 "spec.handoff.onFailure",
                 "Fail",
                 f"with vLLM {version} and LMCache {lmcache.version} one failed handoff ends the decode engine; use Recompute, "
-                "or remove lmcache",
+                "LMCache 0.5.6 or later, or remove lmcache",
             )
         )
     return found

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pd_simulate.cache import PrefixCache
 from pd_simulate.gaps import GapLog, p95
 from pd_simulate.replica import Replica
 from pd_simulate.request import NEVER, OPEN, Phase, Request
+from pd_simulate.workload import Floats
 
 if TYPE_CHECKING:
     from pd_simulate.serving import Serving
@@ -38,6 +40,7 @@ class DecodeEngine(Replica):
         "_planned",
         "_run_start",
         "_version",
+        "cache",
         "chunk_tokens",
         "chunks",
         "committed",
@@ -59,7 +62,7 @@ class DecodeEngine(Replica):
         "waiting_tokens",
     )
 
-    def __init__(self, serving: Serving, name: str, slice_index: int) -> None:
+    def __init__(self, serving: Serving, name: str, slice_index: int, cache: PrefixCache | None = None) -> None:
         super().__init__(serving.clock, name, "decode", slice_index)
         fleet = serving.fleet
         self.serving = serving
@@ -69,6 +72,7 @@ class DecodeEngine(Replica):
         if fleet.admission.enabled and fleet.admission.running_per_decode:
             self.seats = min(self.seats, fleet.admission.running_per_decode)
         self.chunk_tokens = fleet.mixed_tokens
+        self.cache = cache
         self.convertible = False
         self.log = GapLog()
         self.running: dict[Request, None] = {}  # in order of joining
@@ -97,6 +101,11 @@ class DecodeEngine(Replica):
     def load(self) -> int:
         """Requests on it in whatever state."""
         return len(self.running) + self.waiting_count + len(self.transit) + len(self.prefills) + len(self._joining)
+
+    @property
+    def seated(self) -> int:
+        """Requests that have a seat and KV: running, pulled, joining or prefilled here."""
+        return len(self.running) + len(self.transit) + len(self.prefills) + len(self._joining)
 
     @property
     def kv_used(self) -> int:
@@ -156,9 +165,8 @@ class DecodeEngine(Replica):
                 waiting.popleft()
                 continue
             need = request.prompt + (request.output if self.reserve else request.generated)
-            seated = len(self.running) + len(self.transit) + len(self.prefills) + len(self._joining)
             used = self.kv_used
-            if seated >= self.seats or (used + need > limit and not (used == 0 and need <= self.kv_capacity)):
+            if self.seated >= self.seats or (used + need > limit and not (used == 0 and need <= self.kv_capacity)):
                 break
             if request.local and sum(one.left for one in self.prefills) >= self.chunk_tokens:
                 break
@@ -261,6 +269,15 @@ class DecodeEngine(Replica):
         steps = self._completed(now) if self._planned > 1 else 0
         grown = 0 if self.reserve else steps * len(self.running)
         return self.kv_used + grown, self.tokens + steps * len(self.running), self._base + self._grow * steps
+
+    def recent(self, since: float) -> tuple[Floats, Floats]:
+        """Mean gaps and their weights (tokens) of the runs that ended at `since` or later, and of the present one so far."""
+        means, weights = self.log.recent(since)
+        steps = self._completed(self.clock.now) if self.running and self._planned > 1 else 0
+        if steps:
+            means = np.append(means, self._base + self._grow * (steps - 1) / 2)
+            weights = np.append(weights, float(steps * len(self.running)))
+        return means, weights
 
     def _end(self, version: int) -> None:
         if version != self._version:
@@ -423,6 +440,8 @@ class DecodeEngine(Replica):
             computed += chunk
             self.local_tokens -= chunk
             if request.outcome != OPEN or request.left == 0:
+                if self.cache is not None and request.left == 0:
+                    self.cache.add(request)
                 self.prefills.remove(request)
                 self.local_tokens -= request.left
                 if request.outcome != OPEN:

@@ -114,17 +114,17 @@ class Pools:
     def _create(self, role: Role, index: int, ready: bool) -> None:
         self._names += 1
         name = f"{role}-{self._names}"
+        cache = self.serving.lanes[index].cache
+        if self.fleet.prefix == "local":
+            cache = PrefixCache(self.fleet.prefix_blocks, self.serving.workload.block)
         replica: Replica
         if role == "prefill":
             link, fleet = self.fleet.slices[index].link, self.fleet
             bandwidth = link.bandwidth * self.link_factor[fleet.slices[index].name]
             nic = Nic(self.clock, bandwidth, link.setup, self.serving.transferred)
-            cache = self.serving.lanes[index].cache
-            if fleet.prefix == "local":
-                cache = PrefixCache(fleet.prefix_blocks, self.serving.workload.block)
             replica = PrefillEngine(self.serving, name, index, nic, cache)
         else:
-            replica = DecodeEngine(self.serving, name, index)
+            replica = DecodeEngine(self.serving, name, index, cache if self.fleet.mode == "aggregated" else None)
         self.replicas.append(replica)
         if ready:
             replica.ready_at = self.clock.now

@@ -141,9 +141,9 @@ class Sampler:
             state,  # type: ignore[arg-type]
             one.created,
             one.ready_at,
-            running=len(one.running),
+            running=one.seated,
             running_tokens=used,
-            waiting=one.waiting_count + len(one.transit),
+            waiting=one.waiting_count,
             waiting_tokens=one.waiting_tokens,
             kv_used=used,
             kv_capacity=one.kv_capacity,
@@ -175,7 +175,7 @@ class Sampler:
             recent = [(time, value) for time, value in pairs if time >= since]
             pairs[:] = recent
             found.append(_latency(np.array([value for time, value in recent if time <= now])))
-        gaps = [one.log.recent(since) for one in self.pools.replicas if isinstance(one, DecodeEngine) and len(one.log)]
+        gaps = [one.recent(since) for one in self.pools.replicas if isinstance(one, DecodeEngine)]
         values = np.concatenate([one[0] for one in gaps]) if gaps else np.zeros(0)
         weights = np.concatenate([one[1] for one in gaps]) if gaps else np.zeros(0)
         return found[0], _weighted(values, weights), found[1], found[2]
@@ -215,7 +215,7 @@ class Sampler:
         return float(np.percentile(measured, 90)) if measured else given.mean
 
     def _seen(self, replica: Replica) -> ReplicaView:
-        """The last sample, with the state that Kubernetes shows now; a replica without one yet is known to be empty."""
+        """The last sample, with the state that Kubernetes shows now; one that no scrape has met yet is known to be empty."""
         where = self.fleet.slices[replica.slice].name
         state = replica.state
         sample = self._samples.get(replica.name)
@@ -224,7 +224,7 @@ class Sampler:
         if sample is not None:
             return replace(sample, state=state, ready_at=replica.ready_at, age=age)  # type: ignore[arg-type]
         capacity = getattr(replica, "kv_capacity", 0)
-        known = replica.name not in self._samples and state != "ready"
+        known = replica.name not in self._samples
         return ReplicaView(
             replica.name,
             replica.role,

@@ -163,6 +163,8 @@ class Serving:
     def _place(self, lane: Lane, request: Request) -> bool:
         if self.fleet.mode == "aggregated":
             engine = min(lane.decodes, key=lambda one: one.local_tokens + one.kv_used, default=None)
+            if engine is not None and engine.cache is not None and self.fleet.prefix == "local":
+                self._covered(request, engine.cache.hit(request))
             return engine is not None and self._local(engine, request)
         target = self._pick_prefill(lane)
         convertible = self._pick_convertible(lane, target)

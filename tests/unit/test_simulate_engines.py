@@ -106,6 +106,9 @@ def test_prefix_hits_shorten_prefill() -> None:
     assert seconds[0] == pytest.approx([2.048, 2.048])
     assert seconds[1] == pytest.approx([2.048, 1.024])
     assert seconds[2] == pytest.approx([2.048, 1.024])
+    mixed = {"mode": "aggregated", "prefill": 0, "minimum": {"prefill": 0, "decode": 1}, "mixed_tokens": 10_000}
+    for how in ("shared", "local"):
+        assert simulate(load, fleet(prefix=how, **mixed), Hold(0, 1), seed=1).ttft == pytest.approx([2.048, 1.024])
     given = simulate(replace(load, prefix=None, cached=np.array([0, 2000])), fleet(), Hold(1, 1), seed=1)
     assert given.ttft - 0.01 == pytest.approx([2.048, 0.048])
     assert given.uncached.tolist() == [2048, 48]
@@ -270,6 +273,28 @@ def test_a_view_is_late_and_says_what_it_does_not_know() -> None:
     assert [views[now].counters_known for now in (20.0, 35.0, 45.0, 50.0)] == [True, False, False, True]
     assert not any(one.known for one in views[35.0].replicas)
     assert all(one.known for one in views[50.0].replicas)
+
+
+def test_a_view_counts_each_request_in_one_place() -> None:
+    """At 15 s: P computes one and has one queued; D streams one, pulls none, and one waits for its only seat, held on P."""
+    profile = replace(PLAIN, max_num_seqs=1)
+    load = work((0.0, 100, 3000), (0.0, 900, 5), (1.0, 20_000, 5), (2.0, 700, 5))
+    policy = Hold(1, 1)
+    policy.tick = 5.0
+    simulate(load, fleet(profile, lease=1e6), policy, seed=1)
+    seen = next(view for view in policy.views if view.now == 15.0)
+    prefill, decode = (next(one for one in seen.replicas if one.role == role) for role in ("prefill", "decode"))
+    # Chunks of 8,192 tokens: the second is under way, the first is done.
+    assert (prefill.running, prefill.running_tokens, prefill.waiting, prefill.waiting_tokens) == (1, 20_000 - 8192, 1, 700)
+    assert (prefill.held, prefill.held_tokens, prefill.kv_used) == (1, 900, 900 + 20_000)
+    assert prefill.oldest_held == pytest.approx(14.0)
+    assert (prefill.busy, decode.busy) == (1.0, pytest.approx(14.9 / 15))
+    assert (decode.running, decode.waiting, decode.waiting_tokens) == (1, 1, 900)
+    assert decode.itl == pytest.approx(0.010)
+    assert decode.kv_used == 100 + seen.counters.output_tokens == pytest.approx(100 + 1490, abs=1)
+    assert (seen.counters.offered, seen.counters.prefilled, seen.counters.decode_starts) == (4, 2, 1)
+    assert (seen.ttft.count, seen.ttft.mean) == (1, pytest.approx(0.11))
+    assert (seen.itl.mean, seen.handoff_wait.count) == (pytest.approx(0.010), 1)  # of a run that has not ended yet
 
 
 def test_shares_go_by_largest_remainder_one_each() -> None:

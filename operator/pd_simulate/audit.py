@@ -20,7 +20,7 @@ def audit(serving: Serving, pools: Pools, arrived: Sequence[Request]) -> None:
             _prefill(replica, places)
         elif isinstance(replica, DecodeEngine):
             _decode(replica, places)
-    for number, lane in enumerate(serving.lanes):
+    for number, lane in enumerate(serving.router.lanes):
         waiting = [one for one in lane.queue if one.outcome == OPEN]
         assert lane.queued == len(waiting), f"router queue of slice {number}: counted {lane.queued}, waiting {len(waiting)}"
         assert lane.queued_tokens == sum(one.uncached for one in waiting), f"router queue tokens of slice {number}"

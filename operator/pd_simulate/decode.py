@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
 from heapq import heappop, heappush
-from math import sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pd_simulate.cache import PrefixCache
 from pd_simulate.gaps import GapLog, p95
-from pd_simulate.replica import Replica
+from pd_simulate.intake import Intake
 from pd_simulate.request import NEVER, OPEN, Phase, Request
+from pd_simulate.run import Run
 from pd_simulate.workload import Floats
 
 if TYPE_CHECKING:
     from pd_simulate.serving import Serving
 
-# Share of KV that stays free when a request is admitted (vLLM's block manager keeps a watermark of 1 %).
-WATERMARK = 0.01
 
-
-class DecodeEngine(Replica):
+class DecodeEngine(Intake):
     """One step of B requests with S tokens of context takes alpha(B) + beta(B) S seconds, so k steps take
     k (alpha + beta S) + beta B k (k - 1) / 2: the engine jumps to the next finish, join, leave or full KV, whichever is first.
 
@@ -30,188 +26,25 @@ class DecodeEngine(Replica):
     b n + c ((s + n)^2 - s^2) seconds, and steps are taken one by one until the prompts are done.
     """
 
-    __slots__ = (
-        "_base",
-        "_finishing",
-        "_grow",
-        "_joining",
-        "_leaving",
-        "_order",
-        "_planned",
-        "_run_start",
-        "_version",
-        "cache",
-        "chunk_tokens",
-        "chunks",
-        "committed",
-        "context",
-        "convertible",
-        "kv_capacity",
-        "local_tokens",
-        "log",
-        "prefills",
-        "reserve",
-        "running",
-        "seats",
-        "serving",
-        "steps",
-        "tokens",
-        "transit",
-        "waiting",
-        "waiting_count",
-        "waiting_tokens",
-    )
+    __slots__ = ("_finishing", "_leaving", "_order", "_run", "_version", "cache", "chunks", "log", "steps", "tokens")
 
     def __init__(self, serving: Serving, name: str, slice_index: int, cache: PrefixCache | None = None) -> None:
-        super().__init__(serving.clock, name, "decode", slice_index)
-        fleet = serving.fleet
-        self.serving = serving
-        self.kv_capacity = fleet.profile.kv_capacity
-        self.reserve = fleet.growth == "reserve"
-        self.seats = fleet.profile.max_num_seqs
-        if fleet.admission.enabled and fleet.admission.running_per_decode:
-            self.seats = min(self.seats, fleet.admission.running_per_decode)
-        self.chunk_tokens = fleet.mixed_tokens
+        super().__init__(serving, name, slice_index)
         self.cache = cache
-        self.convertible = False
         self.log = GapLog()
-        self.running: dict[Request, None] = {}  # in order of joining
-        self.context = 0  # tokens of the running ones
-        self.committed = 0  # KV set aside beyond that: pulls, local prefills, output reserved
         self.steps = 0  # decode steps since the start
         self.tokens = 0  # output tokens streamed in completed runs
-        self.waiting: deque[Request] = deque()  # handed over, or to be prefilled here; not reserved
-        self.waiting_count = 0
-        self.waiting_tokens = 0  # KV tokens they need
-        self.local_tokens = 0  # prompt tokens to prefill here, waiting ones included
-        self.transit: dict[Request, None] = {}  # being pulled
-        self.prefills: deque[Request] = deque()
         self.chunks: list[tuple[Request, int]] = []
-        self._joining: list[Request] = []
+        self._run = Run()
         self._leaving: list[Request] = []
         self._finishing: list[tuple[int, int, Request]] = []
         self._order = 0
         self._version = 0
-        self._run_start = 0.0
-        self._planned = 0  # steps of the current run
-        self._base = 0.0
-        self._grow = 0.0
-
-    @property
-    def load(self) -> int:
-        """Requests on it in whatever state."""
-        return len(self.running) + self.waiting_count + len(self.transit) + len(self.prefills) + len(self._joining)
-
-    @property
-    def seated(self) -> int:
-        """Requests that have a seat and KV: running, pulled, joining or prefilled here."""
-        return len(self.running) + len(self.transit) + len(self.prefills) + len(self._joining)
-
-    @property
-    def kv_used(self) -> int:
-        """KV tokens in use or set aside, as of the last batch change."""
-        return self.context + self.committed
-
-    @property
-    def empty(self) -> bool:
-        """Nothing running, waiting or on its way."""
-        return self.load == 0 and self.active_since < 0
-
-    def joining(self) -> tuple[Request, ...]:
-        """Pulled, and in the batch from the next step on."""
-        return tuple(self._joining)
-
-    # -- what comes in ------------------------------------------------------------------------------------------------
-
-    def offer(self, request: Request) -> None:
-        """A request to decode: its KV stands on P, or (`request.local`) it must be prefilled here."""
-        request.decode = self
-        request.phase = Phase.HANDOFF
-        self._queue(request, front=False)
-        self.admit()
-
-    def _queue(self, request: Request, front: bool) -> None:
-        if front:
-            self.waiting.appendleft(request)
-        else:
-            self.waiting.append(request)
-        self.waiting_count += 1
-        self.waiting_tokens += request.prompt + request.generated
-        if request.local:
-            self.local_tokens += request.left
-
-    def make_local(self, request: Request) -> None:
-        """The KV of a waiting request is gone: it is to be prefilled here."""
-        request.local = True
-        request.left = request.prompt + request.generated
-        request.context = 0
-        self.local_tokens += request.left
-        self.admit()
-
-    def drop_waiting(self, request: Request) -> None:
-        """A waiting request has ended or goes elsewhere; it leaves the queue when its turn comes."""
-        self.waiting_count -= 1
-        self.waiting_tokens -= request.prompt + request.generated
-        if request.local:
-            self.local_tokens -= request.left
-
-    def admit(self) -> None:
-        """Reserve KV and a seat for waiting requests in order, and pull (or prefill) them."""
-        waiting = self.waiting
-        limit = self.kv_capacity - int(WATERMARK * self.kv_capacity)
-        while waiting:
-            request = waiting[0]
-            if request.outcome != OPEN or request.phase != Phase.HANDOFF or request.decode is not self:
-                waiting.popleft()
-                continue
-            need = request.prompt + (request.output if self.reserve else request.generated)
-            used = self.kv_used
-            if self.seated >= self.seats or (used + need > limit and not (used == 0 and need <= self.kv_capacity)):
-                break
-            if request.local and sum(one.left for one in self.prefills) >= self.chunk_tokens:
-                break
-            waiting.popleft()
-            self.waiting_count -= 1
-            self.waiting_tokens -= request.prompt + request.generated
-            request.reserved = need
-            self.committed += need
-            if request.local:
-                request.phase = Phase.LOCAL
-                self.prefills.append(request)
-                self.serving.reserved(request)
-                self._soon()
-            else:
-                request.phase = Phase.TRANSFER
-                self.transit[request] = None
-                self.serving.reserved(request)
-
-    def pulled(self, request: Request) -> None:
-        """The transfer has ended: it joins at the next step (or its KV is freed, if it has ended meanwhile)."""
-        del self.transit[request]
-        if request.outcome != OPEN:
-            self._free(request)
-            self.admit()
-            return
-        request.phase = Phase.JOINING
-        self._joining.append(request)
-        self._soon()
 
     def leave(self, request: Request) -> None:
         """A request in the batch has ended early: it leaves at the next step."""
         self._leaving.append(request)
         self._soon()
-
-    def abort_transit(self, request: Request) -> None:
-        """A pull that will not end: free what was set aside for it."""
-        del self.transit[request]
-        self._free(request)
-
-    def forget_transit(self, request: Request) -> None:
-        """Its P is gone in mid-transfer: back to the queue's head, to be prefilled here."""
-        self.abort_transit(request)
-        request.phase = Phase.HANDOFF
-        self._queue(request, front=True)
-        self.make_local(request)
 
     def kill(self) -> list[Request]:
         """The node is gone: everything it had."""
@@ -226,10 +59,6 @@ class DecodeEngine(Replica):
         self.idle()
         return lost
 
-    def _free(self, request: Request) -> None:
-        self.committed -= request.reserved
-        request.reserved = 0
-
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _soon(self) -> None:
@@ -238,58 +67,42 @@ class DecodeEngine(Replica):
             self.begin()
             self._version += 1
             self.clock.at(self.clock.now, self._end, self._version)
-            self._planned = 0
-        elif self._planned > 1:
-            steps = self._completed(self.clock.now) + 1
-            if steps < self._planned:
-                self._planned = steps
+            self._run.steps = 0
+        elif self._run.steps > 1:
+            steps = self._run.completed(self.clock.now) + 1
+            if steps < self._run.steps:
+                self._run.steps = steps
                 self._version += 1
-                self.clock.at(self._run_start + self._seconds(steps), self._end, self._version)
-
-    def _seconds(self, steps: int) -> float:
-        return steps * self._base + self._grow * (steps * (steps - 1)) / 2
-
-    def _completed(self, now: float) -> int:
-        """Whole steps of the current run that have ended by `now`: the root of k base + grow k(k-1)/2 = elapsed."""
-        elapsed = now - self._run_start
-        grow = self._grow
-        linear = self._base - grow / 2
-        steps = int((sqrt(linear * linear + 2 * grow * elapsed) - linear) / grow) if grow > 1e-15 else int(elapsed / self._base)
-        steps = max(0, min(steps, self._planned - 1))
-        while steps > 0 and self._seconds(steps) > elapsed:
-            steps -= 1
-        while steps < self._planned - 1 and self._seconds(steps + 1) <= elapsed:
-            steps += 1
-        return steps
+                self.clock.at(self._run.start + self._run.seconds(steps), self._end, self._version)
 
     def peek(self, now: float) -> tuple[int, int, float]:
         """(KV tokens in use, output tokens streamed so far, seconds of the present step) at `now`, in mid-run too."""
-        if self.active_since < 0 or self._planned == 0 or not self.running:
+        if self.active_since < 0 or self._run.steps == 0 or not self.running:
             return self.kv_used, self.tokens, 0.0
-        steps = self._completed(now) if self._planned > 1 else 0
+        steps = self._run.completed(now) if self._run.steps > 1 else 0
         grown = 0 if self.reserve else steps * len(self.running)
-        return self.kv_used + grown, self.tokens + steps * len(self.running), self._base + self._grow * steps
+        return self.kv_used + grown, self.tokens + steps * len(self.running), self._run.base + self._run.grow * steps
 
     def recent(self, since: float) -> tuple[Floats, Floats]:
         """Mean gaps and their weights (tokens) of the runs that ended at `since` or later, and of the present one so far."""
         means, weights = self.log.recent(since)
-        steps = self._completed(self.clock.now) if self.running and self._planned > 1 else 0
+        steps = self._run.completed(self.clock.now) if self.running and self._run.steps > 1 else 0
         if steps:
-            means = np.append(means, self._base + self._grow * (steps - 1) / 2)
+            means = np.append(means, self._run.base + self._run.grow * (steps - 1) / 2)
             weights = np.append(weights, float(steps * len(self.running)))
         return means, weights
 
     def _end(self, version: int) -> None:
         if version != self._version:
             return
-        steps, batch = self._planned, len(self.running)
+        steps, batch = self._run.steps, len(self.running)
         if steps and batch:
             self.steps += steps
             self.context += steps * batch
             self.tokens += steps * batch
             if self.reserve:
                 self.committed -= steps * batch  # output set aside becomes context; each request's part is counted in _remove
-            self.log.add(steps, self._base, self._grow, batch, self.clock.now)
+            self.log.add(steps, self._run.base, self._run.grow, batch, self.clock.now)
             self._finish()
         if self.chunks:
             self._advance_prefills()
@@ -304,9 +117,9 @@ class DecodeEngine(Replica):
                     self._join(request, first_token_now=False)
                 else:
                     self._free(request)
-        self._planned = 0
+        self._run.steps = 0
         self.admit()
-        self._run()
+        self._plan()
         if not self.running:
             self.serving.settled(self)
 
@@ -363,16 +176,16 @@ class DecodeEngine(Replica):
         if request.finish_step == self.steps:
             self._finish()
 
-    def _run(self) -> None:
+    def _plan(self) -> None:
         """Plan the next run of steps."""
         if not self.reserve and self.running:
             self._make_room()
         batch = len(self.running)
         base, slope = self.serving.step_law[batch]
         self._version += 1
-        self._run_start = self.clock.now
-        self._base = base + slope * self.context
-        self._grow = slope * batch
+        self._run.start = self.clock.now
+        self._run.base = base + slope * self.context
+        self._run.grow = slope * batch
         if self.prefills:
             self._plan_chunks(batch)
         elif batch == 0:
@@ -382,12 +195,12 @@ class DecodeEngine(Replica):
             steps = self._finishing_in()
             if not self.reserve:
                 steps = min(steps, (self.kv_capacity - self.kv_used) // batch)
-            self._planned = steps
-        self.clock.at(self._run_start + self._seconds(self._planned), self._end, self._version)
+            self._run.steps = steps
+        self.clock.at(self._run.start + self._run.seconds(self._run.steps), self._end, self._version)
         for request in reversed(self.running):
             if request.first_token != NEVER:
                 break
-            request.first_token = self._run_start + self._base
+            request.first_token = self._run.start + self._run.base
             self.serving.streamed(request)
 
     def _finishing_in(self) -> int:
@@ -420,7 +233,7 @@ class DecodeEngine(Replica):
         """One step that carries prompt tokens besides the decodes."""
         profile = self.serving.fleet.profile
         budget = self.chunk_tokens
-        seconds = self._base if batch else profile.a
+        seconds = self._run.base if batch else profile.a
         self.chunks = []
         for request in self.prefills:
             if budget <= 0:
@@ -429,7 +242,7 @@ class DecodeEngine(Replica):
             budget -= chunk
             seconds += profile.b * chunk + profile.c * chunk * (2 * request.context + chunk)
             self.chunks.append((request, chunk))
-        self._planned, self._base, self._grow = 1, seconds, 0.0
+        self._run.steps, self._run.base, self._run.grow = 1, seconds, 0.0
 
     def _advance_prefills(self) -> None:
         computed = 0

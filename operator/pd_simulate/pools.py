@@ -11,6 +11,7 @@ from pd_simulate.cache import PrefixCache
 from pd_simulate.decode import DecodeEngine
 from pd_simulate.fleet import LinkChange, NodeLoss, QuotaChange
 from pd_simulate.link import Nic
+from pd_simulate.losses import lose_decode, lose_prefill
 from pd_simulate.prefill import PrefillEngine
 from pd_simulate.replica import Replica
 from pd_simulate.serving import Serving
@@ -90,7 +91,7 @@ class Pools:
 
     def _scale(self, role: Role, ready: bool = False) -> None:
         """Bring the slices to the desired counts. `ready`: at the start of a run there is no lead time."""
-        shares = divide(self.desired[role], [lane.weight for lane in self.serving.lanes])
+        shares = divide(self.desired[role], [lane.weight for lane in self.serving.router.lanes])
         for index, wanted in enumerate(shares):
             mine = [one for one in self.replicas if one.role == role and one.slice == index and one.state != "draining"]
             for _ in range(wanted - len(mine)):
@@ -114,7 +115,7 @@ class Pools:
     def _create(self, role: Role, index: int, ready: bool) -> None:
         self._names += 1
         name = f"{role}-{self._names}"
-        cache = self.serving.lanes[index].cache
+        cache = self.serving.router.lanes[index].cache
         if self.fleet.prefix == "local":
             cache = PrefixCache(self.fleet.prefix_blocks, self.serving.workload.block)
         replica: Replica
@@ -156,18 +157,18 @@ class Pools:
         self._serve(replica)
 
     def _serve(self, replica: Replica) -> None:
-        lane = self.serving.lanes[replica.slice]
+        lane = self.serving.router.lanes[replica.slice]
         if isinstance(replica, PrefillEngine):
             lane.prefills.append(replica)
         elif isinstance(replica, DecodeEngine):
             lane.decodes.append(replica)
             self.serving.adopt(lane)
-        self.serving.pump(lane)
+        self.serving.router.pump(lane)
 
     def _mark_convertible(self) -> None:
         """The first decoders of each slice, `convertible` in all."""
-        shares = divide(self.convertible, [lane.weight for lane in self.serving.lanes])
-        for lane, share in zip(self.serving.lanes, shares, strict=True):
+        shares = divide(self.convertible, [lane.weight for lane in self.serving.router.lanes])
+        for lane, share in zip(self.serving.router.lanes, shares, strict=True):
             for number, engine in enumerate(lane.decodes):
                 engine.convertible = number < share
                 engine.chunk_tokens = self.fleet.convertible_tokens if engine.convertible else self.fleet.mixed_tokens
@@ -186,7 +187,7 @@ class Pools:
         self.settle(replica)
 
     def _withdraw(self, replica: Replica) -> None:
-        lane = self.serving.lanes[replica.slice]
+        lane = self.serving.router.lanes[replica.slice]
         if isinstance(replica, PrefillEngine) and replica in lane.prefills:
             lane.prefills.remove(replica)
         elif isinstance(replica, DecodeEngine) and replica in lane.decodes:
@@ -208,10 +209,10 @@ class Pools:
         """End it with what it has. Returns the requests that failed by it."""
         if isinstance(replica, PrefillEngine):
             before = self.serving.tally.retries
-            self.serving.lose_prefill(replica)
+            lose_prefill(self.serving, replica)
             return self.serving.tally.retries - before
         assert isinstance(replica, DecodeEngine)
-        return self.serving.lose_decode(replica)
+        return lose_decode(self.serving, replica)
 
     def _remove(self, replica: Replica) -> None:
         self._enter(replica, "gone")

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pd_simulate.decode import DecodeEngine
+    from pd_simulate.intake import Intake
     from pd_simulate.prefill import PrefillEngine
 
 OPEN = -1  # outcome of a request that has none yet
@@ -79,7 +79,7 @@ class Request:
         self.phase = Phase.ROUTER
         self.slice = 0
         self.prefill: PrefillEngine | None = None
-        self.decode: DecodeEngine | None = None
+        self.decode: Intake | None = None
         self.left = prompt  # tokens to prefill where it is now
         self.context = 0  # tokens in KV before those
         self.computed = 0  # prompt tokens computed for it so far, anywhere

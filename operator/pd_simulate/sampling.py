@@ -164,7 +164,7 @@ class Sampler:
         return Counters(prefill_seconds=busy, output_tokens=tokens, **{name: getattr(tally, name) for name in _TALLIED})
 
     def _queue(self) -> tuple[int, int]:
-        lanes = self.serving.lanes
+        lanes = self.serving.router.lanes
         return sum(lane.queued for lane in lanes), sum(lane.queued_tokens for lane in lanes)
 
     def _measure(self) -> tuple[Latency, Latency, Latency, Latency]:
@@ -244,7 +244,7 @@ class Sampler:
         states = [sum(one.role == role and one.state == life for one in replicas) for role in ROLES for life in lives]
         prefills = [one for one in replicas if isinstance(one, PrefillEngine)]
         decodes = [one for one in replicas if isinstance(one, DecodeEngine)]
-        orphans = sum(len(lane.orphans) for lane in self.serving.lanes)
+        orphans = sum(len(lane.orphans) for lane in self.serving.router.lanes)
         return (
             now,
             *states,

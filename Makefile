@@ -11,12 +11,12 @@ ENGINE ?= standin
 export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)/tests
 # A skipped test is a failure: the plugin tests/plugins/noskip.py turns it into one.
 PYTEST := $(PY) -m pytest -p plugins.noskip
-TIERS  := lint test-unit test-integration test-e2e test-real
+TIERS  := lint test-unit simulate-smoke test-integration test-e2e test-real
 STAMP  := $(VENV)/.installed
 # uv only writes lock files; what installs from them is pip.
 UV     := 0.13.9
 
-.PHONY: help setup tools images runtime packages venv lint generate lock test $(filter test-%,$(TIERS)) bench demo demo-env demo-down docs clean
+.PHONY: help setup tools images runtime packages venv lint generate lock test $(filter test-%,$(TIERS)) simulate-smoke simulate-browser bench demo demo-env demo-down docs clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -89,6 +89,14 @@ test-e2e: images ## Tests with real kubelets, real routers and stand-in engines;
 
 test-real: images runtime ## Tests with vLLM on CPU, LMCache and NIXL.
 	$(PYTEST) -m real
+
+simulate-smoke: venv ## A small comparison in the simulator (minutes), and its report: build/simulate/report.html.
+	@rm -rf build/simulate
+	@$(PY) -m pd_simulate.cli compare --profile smoke -o build/simulate
+	@$(PY) -m pd_simulate.cli report build/simulate -o build/simulate/report.html
+
+simulate-browser: simulate-smoke ## Look at that report in headless Chromium (installed as root): widths, light and dark, print.
+	@$(PY) -m browser build/simulate/report.html --pictures build/simulate/pictures
 
 bench: tools ## Reconcile latency at 1 and 200 objects, memory, CPU and API calls of the operator.
 	$(PY) -m bench

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -63,6 +63,14 @@ def from_json(values: Mapping[str, Any]) -> Cell:
         raise ValueError(f"a cell needs {', '.join(sorted(missing))}")
     settings = tuple((str(name), value) for name, value in values.get("settings", ()))
     return Cell(**{**values, "settings": settings})
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a comparison needs of one policy: the values of its headroom knob, lowest headroom first."""
+
+    name: str
+    knobs: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)

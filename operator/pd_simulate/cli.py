@@ -75,9 +75,9 @@ def _scenario_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--trace", required=True, metavar="FILE|NAME", help="CSV, JSONL (also .gz), or a built-in name: see `pdd-simulate list`")
     add("--profile", default="", metavar="NAME|CSV", help="engine: a name (see `list`) or a CSV of step times")
-    add("--slo", default="chat", metavar="CLASS|ttft=..,itl=..", help="chat, long, strict, or ttft=2s,itl=50ms,per-thousand=100ms")
-    add("--slo-ttft", metavar="DURATION", help="time to first token; replaces that of --slo")
-    add("--slo-itl", metavar="DURATION", help="gap between tokens; replaces that of --slo")
+    add("--slo", metavar="CLASS|ttft=..,itl=..", help="chat (default), long, strict, or ttft=2s,itl=50ms,per-thousand=100ms")
+    add("--slo-ttft", metavar="DURATION", help="time to first token, whatever the prompt's length; with --slo: replaces its ttft")
+    add("--slo-itl", metavar="DURATION", help="gap between tokens; replaces the itl of --slo")
     add("--lead-time", default="60s", metavar="DURATION", help="mean time from ordering a replica to Ready (default 60s)")
     add("--seed", type=int, default=0, help="of all chance (default 0)")
     add("--requests", type=int, default=60_000, metavar="N", help="cut the trace after so many (default and most 60000)")

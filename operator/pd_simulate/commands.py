@@ -33,24 +33,19 @@ def run(args: argparse.Namespace) -> int:
     cell = replace(_cell(args), policy=entry.name, half=args.half, shock=args.shock, admission=args.admission, load=args.load)
     cell = _settings(cell, entry, args.set)
     ready = execute.prepare(cell)
+    if args.decisions and execute.records(ready.policy) is None:
+        raise InputError(f"--decisions {args.decisions}: {entry.name} records none; accepted with --policy ours")
     progress = Progress(ready.load.duration, "simulated seconds", quiet=not sys.stderr.isatty())
     result = execute.simulate_prepared(ready, cell.seed, progress.show)
     progress.end()
     if args.decisions:
-        _record(args.decisions, ready)
+        _write(args.decisions, "".join(line + "\n" for line in execute.records(ready.policy) or ()), "--decisions")
     if args.output == "json":
         share = text.bottleneck(result, ready.fleet.slo)
         print(json.dumps({**execute.summary(result), "bottleneck": share, "timeline": execute.timeline(result)}))
     else:
         print(text.describe(result, ready.fleet.slo))
     return 0
-
-
-def _record(path: Path, ready: execute.Prepared) -> None:
-    lines = execute.records(ready.policy)
-    if lines is None:
-        raise InputError(f"--decisions {path}: {ready.policy.name} records none; accepted with --policy ours")
-    _write(path, "".join(line + "\n" for line in lines), "--decisions")
 
 
 def compare(args: argparse.Namespace) -> int:
@@ -157,10 +152,12 @@ def _cell(args: argparse.Namespace) -> Cell:
 
 
 def _slo(args: argparse.Namespace) -> str:
-    """The SLO as text that `scenario.slo` reads back."""
-    limit: Slo = scenario.slo(args.slo)
+    """The SLO as text that `scenario.slo` reads back. A --slo-ttft alone is flat: nobody asked for seconds per prompt token."""
+    limit: Slo = scenario.slo(args.slo or "chat")
     if args.slo_ttft is None and args.slo_itl is None:
-        return str(args.slo)
+        return str(args.slo or "chat")
+    if args.slo is None and args.slo_ttft is not None:
+        limit = replace(limit, ttft_per_token=0.0)
     ttft = limit.ttft if args.slo_ttft is None else seconds(args.slo_ttft, "--slo-ttft")
     itl = limit.itl if args.slo_itl is None else seconds(args.slo_itl, "--slo-itl")
     return f"ttft={_ms(ttft)},itl={_ms(itl)},per-thousand={_ms(1000 * limit.ttft_per_token)}"

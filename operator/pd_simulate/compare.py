@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from pd_simulate import execute, peers, store
-from pd_simulate.cell import Cell, Row
-from pd_simulate.matrix import Matrix, Sweep, Tuning, cells, training, tunings
+from pd_simulate.cell import Cell, Row, Sweep
+from pd_simulate.matrix import Matrix, Tuning, cells, training, tunings
 from pd_simulate.pool import Done, run
 from pd_simulate.progress import Progress, duration
 from pd_simulate.training import MEMORY

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from pd_simulate.cell import Cell
+from pd_simulate.cell import Cell, Sweep
 from pd_simulate.scenario import DEFAULT_PROFILE, SHOCKS
 from pd_simulate.units import InputError, seconds
 
@@ -63,14 +62,6 @@ class Matrix(_Model):
     note: str = ""
     left_out: list[str] = []  # what this matrix leaves out and why: stands in the report
     blocks: list[Block] = Field(min_length=1, max_length=50)
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """What the matrix needs of one policy: the values of its headroom knob, lowest headroom first."""
-
-    name: str
-    knobs: Sequence[float]
 
 
 def shipped(name: str) -> Matrix:
@@ -131,10 +122,16 @@ def cells(matrix: Matrix, registry: Sequence[Sweep], chosen: Callable[[Cell], Ce
     """
     found: dict[str, Cell] = {}
     for block in matrix.blocks:
-        made = [chosen(cell) if block.tuning else cell for cell, _ in _product(block, registry)]
-        made.sort(key=lambda cell: (cell.trace, cell.shock, cell.budget, cell.seed, cell.admission, cell.policy))
+        product = sorted(_product(block, registry), key=lambda pair: _order(*pair))
+        made = [chosen(cell) if block.tuning else cell for cell, _ in product]
         found |= {cell.key(): cell for cell in made if cell.key() not in found}
     return list(found.values())
+
+
+def _order(cell: Cell, sweep: Sweep) -> tuple[str, str, int, int, str, int, str]:
+    """Knob values of one policy lie apart, so that the search of one static split is done before the next one asks for it."""
+    knob = sweep.knobs.index(cell.knob) if cell.knob in sweep.knobs else 0
+    return (cell.trace, cell.shock, cell.budget, cell.seed, cell.admission, knob, cell.policy)
 
 
 def tunings(matrix: Matrix, registry: Sequence[Sweep]) -> list[tuple[Cell, Tuning]]:

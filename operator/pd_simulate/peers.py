@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from random import Random
 
-from pd_simulate.cell import Cell
+from pd_simulate.cell import Cell, Sweep
 from pd_simulate.fleet import Fleet
-from pd_simulate.matrix import Sweep
 from pd_simulate.policies import registry
 from pd_simulate.training import Training
 from pd_simulate.units import InputError

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pd_simulate import execute, scenario
-from pd_simulate.cell import Cell
+from pd_simulate.cell import Cell, Sweep
 from pd_simulate.fleet import Fleet
-from pd_simulate.matrix import Sweep
 from pd_simulate.policies.static import Outcome, Static, best_split
 from pd_simulate.result import TIMELINE
 from pd_simulate.simulation import simulate

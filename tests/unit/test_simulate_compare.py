@@ -14,9 +14,9 @@ import pytest
 import simulate_fakes as fakes
 
 from pd_simulate import matrix, peers, pool, scenario, store
-from pd_simulate.cell import Cell, Row, from_json, row
+from pd_simulate.cell import Cell, Row, Sweep, from_json, row
 from pd_simulate.compare import PLAN, TIMELINES, Options, candidates, choose, compare
-from pd_simulate.matrix import Sweep, Tuning
+from pd_simulate.matrix import Tuning
 from pd_simulate.units import InputError
 
 CELL = Cell("burst", "hpa-utilization", 0.7, seed=3, settings=(("decode_kv", 0.5),))

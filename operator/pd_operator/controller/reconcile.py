@@ -279,7 +279,7 @@ def _result(plan: Plan, status: Mapping[str, Any], unseen: Sequence[str]) -> Res
     if ready["status"] == "True" and plan.rollout.reason is Reason.UPDATED:
         # What was deleted before any watch showed it (a gap) raises no event: then only a look after the expectation finds it.
         return Done(EXPECTATION) if unseen else Done()
-    return Waiting(f"{ready['reason']}: {ready['message']}", SAFETY)
+    return Waiting(f"{ready['reason']}: {ready['message']}", min(SAFETY, plan.placing.due or SAFETY))
 
 
 def _reference(obj: Object) -> Object:

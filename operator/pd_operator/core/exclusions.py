@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pd_operator.api.scalars import seconds
-from pd_operator.core.names import ROLES
+from pd_operator.core.names import ROLE, ROLES
 from pd_operator.core.observed import PodFact
 from pd_operator.core.placement.demand import BACKOFF_MAX, Exclusion, exclude
 from pd_operator.core.sites import Kind, Site
@@ -32,6 +32,14 @@ class Wedge:
     slice: str
     places: tuple[str, ...]  # domains, or nodes with EXCLUDED_NODE in front
     reason: str
+
+
+def due(snapshot: Snapshot, slices: Sequence[Place]) -> float | None:
+    """Seconds until the clock of a slice runs out; None while none runs. No event comes then."""
+    limit = seconds(snapshot.spec.placement.scheduling_timeout)
+    starts = [s for name, site, bound, domain in slices if (s := _clock(snapshot, name, site, bound, domain)[0]) is not None]
+    left = [limit - (snapshot.now - start).total_seconds() for start in starts]
+    return max(1.0, min(left)) if left else None
 
 
 def exclusions(snapshot: Snapshot, slices: Sequence[Place]) -> tuple[tuple[Exclusion, ...], tuple[Wedge, ...]]:
@@ -72,17 +80,21 @@ def record(excluded: Sequence[Exclusion]) -> list[dict[str, Any]]:
 
 def _stuck(snapshot: Snapshot, name: str, site: Site, bound: tuple[int, int], domain: str) -> str:
     """Why a slice is given up; "" while it is not."""
+    since, waiting = _clock(snapshot, name, site, bound, domain)
+    limit = snapshot.spec.placement.scheduling_timeout
+    if since is None or (snapshot.now - since).total_seconds() < seconds(limit):
+        return ""
+    role = waiting[0].labels.get(ROLE, "engine")
+    return f"a {role} pod found no node for {limit}: {waiting[0].scheduling_message[:300]}"
+
+
+def _clock(snapshot: Snapshot, name: str, site: Site, bound: tuple[int, int], domain: str) -> tuple[datetime | None, list[PodFact]]:
+    """When the clock of a slice started (None: it stands) and the pods that wait."""
     pods = [p for role in ROLES for p in snapshot.pods_of(name, role) if not p.deleting]
     waiting = [p for p in pods if p.scheduling_reason == "Unschedulable" and not p.scheduled]
     if all(bound) or not waiting or not (any(bound) or site.kind is Kind.PINNED):
-        return ""  # a pair runs, nobody waits, or nothing of it is anywhere yet
-    since = _since(snapshot, pods, waiting, domain)
-    limit = seconds(snapshot.spec.placement.scheduling_timeout)
-    if since is None or (snapshot.now - since).total_seconds() < limit:
-        return ""
-    first = waiting[0]
-    role = first.labels.get("pdserve.dev/role", "engine")
-    return f"a {role} pod found no node for {snapshot.spec.placement.scheduling_timeout}: {first.scheduling_message[:300]}"
+        return None, waiting  # a pair runs, nobody waits, or nothing of it is anywhere yet
+    return _since(snapshot, pods, waiting, domain), waiting
 
 
 def _since(snapshot: Snapshot, pods: Sequence[PodFact], waiting: Sequence[PodFact], domain: str) -> datetime | None:

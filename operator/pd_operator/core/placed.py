@@ -10,7 +10,7 @@ from pd_operator.core.exclusions import making
 from pd_operator.core.names import ROLES
 from pd_operator.core.observed import PodFact
 from pd_operator.core.placement.demand import active
-from pd_operator.core.placement.result import Outcome, Placement
+from pd_operator.core.placement.result import Explanation, Outcome, Placement
 from pd_operator.core.plan import Plan
 from pd_operator.core.rollout import SlicePlan
 from pd_operator.core.sites import Kind
@@ -79,7 +79,7 @@ def _wedged(snapshot: Snapshot, plan: Plan) -> str:
 def _lacking(snapshot: Snapshot, plan: Plan, placement: Placement, pods: Sequence[PodFact]) -> Condition:
     """No domain holds what is wanted: which case it is, and what is missing where."""
     left = _left_alone(snapshot, plan)
-    text = placement.message + left
+    text = _missing(snapshot, plan, placement) + left
     if placement.domains:
         return Condition(Type.PLACED, "False", Reason.NO_CAPACITY, text)
     if placement.reason is Outcome.NO_DOMAIN_LABEL:
@@ -87,6 +87,22 @@ def _lacking(snapshot: Snapshot, plan: Plan, placement: Placement, pods: Sequenc
     if making(snapshot) or any(p.nominated and not p.node for p in pods):
         return Condition(Type.PLACED, "False", Reason.WAITING_FOR_NODES, f"a node is being made; {text}")
     return Condition(Type.PLACED, "False", Reason.WEDGED if left else Reason.NO_CAPACITY, text)
+
+
+def _missing(snapshot: Snapshot, plan: Plan, placement: Placement) -> str:
+    """The planner's sentence, and when nothing is placed what is missing in the domains that come closest to a pair."""
+    if placement.domains or not placement.explanations:
+        return placement.message
+
+    def nearness(told: Explanation) -> tuple[int, bool, int, str]:
+        fits = (told.fits_prefill, told.fits_decode)
+        return -sum(map(bool, fits)), told.domain not in plan.placing.usable, -sum(fits), told.domain
+
+    closest = sorted(placement.explanations, key=nearness)
+    more = len(closest) + placement.unexplained - SHOWN
+    key = snapshot.spec.placement.transfer_domain.topology_key
+    told = "; ".join(e.text for e in closest[:SHOWN]) + (f"; and {more} more domains" if more > 0 else "")
+    return f"no domain of {key} holds one prefill and one decode replica: {told}"
 
 
 def _left_alone(snapshot: Snapshot, plan: Plan) -> str:

@@ -9,13 +9,13 @@ domains are left alone for a while stands in status.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from pd_operator.core.exclusions import EXCLUDED_NODE, Wedge, exclusions, recorded
+from pd_operator.core.exclusions import EXCLUDED_NODE, Wedge, due, exclusions, recorded
 from pd_operator.core.ledger import Held, Room, domain_of_slice
 from pd_operator.core.names import ROLES, Role, slice_name
-from pd_operator.core.placement.capacity import HOSTNAME, NodeCapacity, ReplicaShape, accelerators_of
+from pd_operator.core.placement.capacity import HOSTNAME, NodeCapacity, ReplicaShape, Toleration, accelerators_of
 from pd_operator.core.placement.demand import CROSSING, Demand, Exclusion, active
 from pd_operator.core.placement.planner import place
 from pd_operator.core.placement.result import Placement, Share
@@ -56,6 +56,8 @@ class Placing:
     excluded: tuple[Exclusion, ...] = ()
     wedged: tuple[Wedge, ...] = ()  # slices that are given up
     strays: tuple[str, ...] = ()  # what runs outside its slice's domain, in words
+    usable: frozenset[str] = frozenset()  # domains with a node that the pods may use; filled in when no domain holds a pair
+    due: float | None = None  # seconds until a slice may have to be given up
     lacking: str = ""  # "Insufficient nvidia.com/gpu", when no domain holds a pair
 
     @property
@@ -70,7 +72,8 @@ def place_slices(snapshot: Snapshot, revision: str, totals: Mapping[Role, int]) 
     if not snapshot.spec.placement.transfer_domain.topology_key:
         return Placing((SliceTarget(slice_name(snapshot.name, revision), _counts(wanted)),))
     existing = _existing(snapshot, revision)
-    left, wedged = exclusions(snapshot, [(e.name, e.site, e.bound, e.domain) for e in existing])
+    places = [(e.name, e.site, e.bound, e.domain) for e in existing]
+    left, wedged = exclusions(snapshot, places)
     known = {e.domain for e in recorded(snapshot.status)}
     gone = tuple(w for w in wedged if set(w.places) <= known)  # first status says it, then the slice goes (invariant I9)
     stays = [e for e in existing if e.name not in {w.slice for w in gone}]
@@ -91,6 +94,8 @@ def place_slices(snapshot: Snapshot, revision: str, totals: Mapping[Role, int]) 
         left,
         wedged,
         _strays(snapshot),
+        frozenset(n.labels[_key(snapshot)] for n in _takers(snapshot, room)) if lacks and room else frozenset(),
+        due(snapshot, places),
         ", ".join(f"Insufficient {name}" for name in lacks),
     )
 
@@ -228,9 +233,12 @@ def _site(snapshot: Snapshot, left: Sequence[Exclusion], takers: Sequence[NodeCa
 
 
 def _takers(snapshot: Snapshot, room: Room) -> list[NodeCapacity]:
-    key, first = _key(snapshot), snapshot.shapes[anchor(snapshot.shapes)]
+    """Nodes on which the first pod of a slice could be, if they had room and nothing repelled it."""
+    first = snapshot.shapes[anchor(snapshot.shapes)].pods[0]
+    welcome = replace(first, tolerations=(Toleration(operator="Exists"),))
+    wanted, key = first.needs(), _key(snapshot)
     nodes = (n for domain in room.view.domains(key) for n in room.view.nodes(key, domain))
-    return [n for n in nodes if any(all(n.allocatable.get(r, 0) >= a for r, a in pod.needs().items()) for pod in first.pods)]
+    return [n for n in nodes if welcome.admits(n) and all(n.allocatable.get(r, 0) >= a for r, a in wanted.items())]
 
 
 def _outdated(snapshot: Snapshot, one: Existing, left: Sequence[Exclusion]) -> bool:

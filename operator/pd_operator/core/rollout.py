@@ -69,10 +69,10 @@ def plan_rollout(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarge
     leaving = [s for s in workloads if s not in names and snapshot.revision_of(s) == revision]
     old = {s: d for s, d in workloads.items() if s not in names and s not in leaving}
     if not old:
-        return _own(snapshot, revision, targets, leaving)
+        return _own(snapshot, revision, targets, leaving, lacking)
     gone = tuple(_remove(snapshot, s) for s in old)
     if snapshot.spec.suspend:  # no slice can get ready now, so none waits for another
-        own = _own(snapshot, revision, targets, leaving)
+        own = _own(snapshot, revision, targets, leaving, lacking)
         return RolloutPlan((*own.slices, *gone), own.reason, own.message)
     if snapshot.spec.rollout.type == "Recreate":
         begun = [t for t in targets if t.name in workloads]  # what was begun before is not thrown away
@@ -92,7 +92,7 @@ def hold(snapshot: Snapshot, reason: Reason) -> RolloutPlan:
     return RolloutPlan(tuple(slices), reason, "nothing is changed until the spec is accepted")
 
 
-def _own(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], leaving: Sequence[str]) -> RolloutPlan:
+def _own(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], leaving: Sequence[str], lacking: str) -> RolloutPlan:
     """Only slices of the current revision exist: a further one joins the front door when it is complete."""
     workloads = snapshot.deployments()
     fronted = {s for s, parts in workloads.items() if has_front(parts.get(ROUTER))}
@@ -102,7 +102,7 @@ def _own(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], leav
         front = alone or target.name in fronted or complete(workloads.get(target.name, {}))
         slices.append(_target(target, revision, State.SERVING if front else State.DARK, front=front))
     stays, going = _leave(snapshot, targets, leaving)
-    return RolloutPlan((*slices, *stays, *going), *_own_progress(snapshot, targets, [s.name for s in (*stays, *going)]))
+    return RolloutPlan((*slices, *stays, *going), *_own_progress(snapshot, targets, [s.name for s in (*stays, *going)], lacking))
 
 
 def _leave(
@@ -215,7 +215,7 @@ def _ending(snapshot: Snapshot, staying: Set[str]) -> list[str]:
     return sorted(left - staying - {""})
 
 
-def _own_progress(snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: Sequence[str]) -> tuple[Reason, str]:
+def _own_progress(snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: Sequence[str], lacking: str) -> tuple[Reason, str]:
     if snapshot.spec.suspend:
         return Reason.SUSPENDED, "spec.suspend is true"
     workloads, names = snapshot.deployments(), [t.name for t in targets]
@@ -230,7 +230,8 @@ def _own_progress(snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: S
         if blocked:
             ways = "free or add them, or set rollout.type: Recreate"
             return Reason.NO_CAPACITY_FOR_PAIR, f"a replacement pod of {name} finds no node ({blocked}): {ways}"
-    return Reason.ROLLING_OUT, f"{_names(targets)} is starting{_trouble(snapshot, names)}"
+    trouble = f" (no room: {lacking})" if lacking else _trouble(snapshot, names)
+    return Reason.ROLLING_OUT, f"{_names(targets)} is starting{trouble}"
 
 
 def _missing(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str] = ROLES) -> str:

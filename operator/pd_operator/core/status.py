@@ -123,6 +123,8 @@ def _role_ready(snapshot: Snapshot, plan: Plan, focus: Sequence[SlicePlan], role
     needed = max(1, desired - desired // 4)  # rollout.maxUnavailable of 25 % may be missing at any time
     if ready >= needed:
         return Condition(type_, "True", Reason.READY, f"{ready} of {desired} ready")
+    if plan.placing.lacking and diagnosis.unschedulable(pods):  # kept off the nodes of today: the scheduler's message is about that
+        return Condition(type_, "False", Reason.UNSCHEDULABLE, f"{ready} of {desired} ready; no room: see the condition Placed")
     return _not_ready(plan, type_, pods, workload, f"{ready} of {desired} ready")
 
 

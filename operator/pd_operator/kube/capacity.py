@@ -56,8 +56,8 @@ class _Container(TypedDict, total=False):
 
 class _PodSpec(TypedDict, total=False):
     nodeName: str
-    containers: list[_Container]
-    initContainers: list[_Container]
+    containers: list[_Container] | None  # null in a bookmark
+    initContainers: list[_Container] | None
     overhead: Quantities
     resources: _Resources
 
@@ -157,7 +157,11 @@ class UsageDecoder:
         if found is None:
             if len(self._known) >= INTERNED:
                 self._known.clear()
-            found = self._known[text] = pod_requests(spec)
+            try:
+                found = pod_requests(spec)
+            except ValueError:  # the server takes only quantities; should it know a form that we do not, the pod counts as one pod
+                found = {}
+            self._known[text] = found
         return found
 
 

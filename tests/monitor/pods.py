@@ -124,15 +124,14 @@ def line(name: str, own: Mapping[str, str], value: float) -> str:
     return f"{name}{{{inner}}} {number(value)}" if inner else f"{name} {number(value)}"
 
 
-def past(history: Iterable[tuple[float, Iterable[Pod]]]) -> str:
-    """OpenMetrics text of scrapes at given times, with `up` as Prometheus writes it."""
-    families: dict[str, list[tuple[str, float]]] = {}
+def past(history: Iterable[tuple[float, Iterable[Pod]]], more: Iterable[tuple[str, Mapping[str, str], float, float]] = ()) -> str:
+    """OpenMetrics text of scrapes at given times, with `up` as Prometheus writes it; `more` is name, labels, value, time."""
+    families: dict[str, list[str]] = {}
     for time, pods in history:
         for pod in pods:
             for name, own, value in [*pod.samples(), ("up", {}, 1.0)]:
                 text = line(name, {**own, **pod.labels(), "job": "pods"}, value)
-                families.setdefault(name, []).append((text, time))
-    blocks = []
-    for name, lines in families.items():
-        blocks.append(f"# TYPE {name} unknown\n" + "".join(f"{text} {time:.3f}\n" for text, time in lines))
-    return "".join(blocks)
+                families.setdefault(name, []).append(f"{text} {time:.3f}\n")
+    for name, own, value, time in more:
+        families.setdefault(name, []).append(f"{line(name, own, value)} {time:.3f}\n")
+    return "".join(f"# TYPE {name} unknown\n" + "".join(lines) for name, lines in families.items())

@@ -3,68 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from monitor.pods import Pod, deployment
+from monitor.seen import busy, seen, windows
 from pd_operator.core.scaling.readings import Quality, Replicas, State
 from pd_operator.signals import exposition
 from pd_operator.signals.fleet import Deployment, Target
 from pd_operator.signals.formulas import load
-from pd_operator.signals.group import Group, from_windows, group_key
+from pd_operator.signals.group import from_windows, group_key
 from pd_operator.signals.load import SIGNALS, Load
 from pd_operator.signals.window import Columns, Window
 from pd_operator.upstream import signals_catalog as catalog
 from pd_operator.upstream import signals_table as tables
 
 SLICE = "chat-1a2b3c4d-0"
-
-
-def windows(history: Sequence[Sequence[Pod]], step: float = 5.0) -> dict[Target, Window]:
-    """A window of every pod, scraped every `step` seconds, the last time at 1,000."""
-    found: dict[Target, Window] = {}
-    columns: dict[str, Columns] = {}
-    for n, pods in enumerate(history):
-        for pod in pods:
-            target = pod.target()
-            reader = exposition.reader(target.program, target.version)
-            assert reader is not None
-            key = (target.namespace, target.pod)
-            made = next((w for t, w in found.items() if (t.namespace, t.pod) == key), None)
-            if made is None:
-                made = Window(reader.table, columns.setdefault(target.program + target.version, Columns()), 30.0, step)
-            found[target] = made
-            made.add(1000.0 - step * (len(history) - 1 - n), reader.read(pod.page()))
-    return found
-
-
-def seen(history: Sequence[Sequence[Pod]], now: float = 1001.0, fleet: Deployment | None = None, percentile: int = 95) -> Load:
-    """The load of these pods, each row one scrape; `fleet` names pods that never answered as well."""
-    made = {(t.namespace, t.pod): w for t, w in windows(history).items()}
-    fleet = fleet or deployment(*history[-1], percentile=percentile)
-    groups: dict[Any, Group] = {}
-    for key in {group_key(t) for t in fleet.targets}:
-        members = [(t, made.get((t.namespace, t.pod)), "refused") for t in fleet.targets if group_key(t) == key]
-        groups[key] = from_windows(members, now, fleet.percentile)
-    return load(fleet, groups)
-
-
-def busy(**changes: Any) -> list[list[Pod]]:
-    """Three scrapes of 1 P, 1 D, 1 router over 10 s: 4 requests/s of 500 uncached tokens, 20 decoding."""
-    rows = []
-    for n in range(3):
-        p = Pod("prefill", computed=5000 + 10_000 * n, prefills=10 + 20 * n, prefill_seconds=2 + 4 * n, waiting=3, running=1)
-        p = p.but(first_tokens={0.5: 20.0 * n, math.inf: 20.0 * n}, first_token_seconds=6.0 * n)
-        d = Pod(
-            "decode", running=20, usage=0.5, fetching={"waiting_to_start": 2, "in_progress": 1, "completed_waiting": 1}, waiting=5
-        )
-        d = d.but(first_tokens={0.1: 18.0 * n, 0.5: 20.0 * n}, first_token_seconds=1.0 * n, gaps=1000 * n, gap_seconds=30.0 * n)
-        d = d.but(outputs=20 * n, output_tokens=6000 * n)
-        r = Pod("router", offered=100 + 20 * n, queued=1)
-        rows.append([one.but(**changes.get(one.side, {})) for one in (p, d, r)])
-    return rows
 
 
 def values(found: Load) -> dict[str, float]:
@@ -185,13 +139,26 @@ def test_a_pod_that_is_not_ready_counts_when_it_answers_and_is_not_missed() -> N
     assert seen([[*row, draining] for row in rows]).running.value == 27.0
 
 
-def test_pods_but_none_ready_and_none_answering_is_unknown_and_no_pods_at_all_is_nothing() -> None:
+def test_i4_pods_that_are_all_gone_or_down_are_not_idle() -> None:
     rows = busy()
     crashed = seen(rows, fleet=deployment(rows[-1][1], rows[-1][2], Pod("prefill", ready=False, name="p-x")))
     assert not crashed.queued_tokens.known
-    gone = seen(rows, fleet=deployment(rows[-1][1], rows[-1][2]))
-    assert gone.prefill_rate.state is State.IDLE
-    assert gone.prefill_rate.source.startswith("no prefill pods")
+    for side, signals in (
+        ("prefill", ("prefill_rate", "queued_tokens")),
+        ("decode", ("running", "handoff_waiting", "decode_starts")),
+    ):
+        gone = seen(rows, fleet=deployment(*(pod for pod in rows[-1] if pod.side != side)))
+        for name in signals:
+            assert (gone.signals()[name].state, gone.signals()[name].source) == (State.UNKNOWN, f"no {side} pods")
+        assert gone.request_rate.known
+    assert not seen(rows, fleet=deployment(rows[-1][0], rows[-1][2])).slices[0].waiting.known
+
+
+def test_a_slice_without_pods_of_a_role_does_nothing_there() -> None:
+    rows = [[*row, Pod("router", slice="b", offered=20.0 * n)] for n, row in enumerate(busy())]
+    found = seen(rows)
+    assert (found.running.value, found.request_rate.value, found.slices[1].name) == (20.0, 8.0, "b")
+    assert found.slices[1].waiting.state is State.IDLE
 
 
 def test_three_missed_samples() -> None:

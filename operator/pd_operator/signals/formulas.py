@@ -18,11 +18,12 @@ from pd_operator.upstream import signals_table as tables
 
 
 def load(deployment: Deployment, groups: Mapping[GroupKey, Group]) -> Load:
-    """The load of one PDDeployment from the groups of its slices. A group that is not there has no pods: it does nothing."""
+    """The load of one PDDeployment from the groups of its slices. A group that is not there has no pods."""
     names = tuple(sorted({t.slice for t in deployment.targets}))
     if not names:
         return nothing("no pods yet")
-    parts = [_Slice(deployment, name, groups) for name in names]
+    there = frozenset(t.side for t in deployment.targets)
+    parts = [_Slice(deployment, name, groups, there) for name in names]
     if strange := next((part.strange for part in parts if part.strange), ""):
         return nothing(strange, names)
     tokens = _mean_tokens(parts)
@@ -53,8 +54,9 @@ def load(deployment: Deployment, groups: Mapping[GroupKey, Group]) -> Load:
 class _Slice:
     """The groups of one slice, and the tables of what runs in it."""
 
-    def __init__(self, deployment: Deployment, name: str, groups: Mapping[GroupKey, Group]) -> None:
+    def __init__(self, deployment: Deployment, name: str, groups: Mapping[GroupKey, Group], there: frozenset[Side]) -> None:
         self.name = name
+        self._there = there  # sides that some slice of the deployment has
         self._groups = {side: g for (ns, d, s, side), g in groups.items() if (ns, d, s) == (*deployment.key, name)}
         mine = [t for t in deployment.targets if t.slice == name]
         self.sides = {t.side for t in mine}
@@ -73,9 +75,15 @@ class _Slice:
         return next((row for table in self._tables if (row := table.row(signal))), None)
 
     def signal(self, side: Side, quantity: str) -> Signal:
-        """A number of one side; without any pod on that side it is zero."""
+        """A number of one side. A slice without pods on a side does nothing there; a deployment without any is not idle, it is
+        down, and nobody knows its load (I4).
+        """
         group = self._groups.get(side)
-        return group.signal(quantity) if group is not None else Signal.of(0.0, source=f"no {side} pods")
+        if group is not None:
+            return group.signal(quantity)
+        if side in ("prefill", "decode") and side not in self._there:
+            return Signal(State.UNKNOWN, source=f"no {side} pods")
+        return Signal.of(0.0, source=f"no {side} pods")
 
     def pods(self, side: Side) -> int:
         """Pods of one side that count."""
@@ -87,10 +95,12 @@ class _Slice:
         return any(q.name == quantity for table in self._tables for q in table.quantities)
 
     def as_row(self, signal: str, reading: Signal) -> Signal:
-        """A reading with the quality and the formula of its row."""
+        """A reading with the quality and the formula of its row. A slice without that side has no row, and says nothing."""
         row = self.row(signal)
-        if row is None or row.quality is tables.Quality.MISSING:
-            return Signal(State.UNKNOWN, source=row.formula if row else f"{signal} is in no table")
+        if row is None:
+            return reading
+        if row.quality is tables.Quality.MISSING:
+            return Signal(State.UNKNOWN, source=row.formula)
         quality = Quality.EXACT if row.quality is tables.Quality.EXACT else Quality.DERIVED
         source = f"{reading.source.partition(' (')[0]} ({row.formula})" if reading.known else reading.source
         return replace(reading, quality=quality, source=source)
@@ -138,7 +148,7 @@ def _mean(parts: Sequence[_Slice], side: Side, above: str, below: str) -> Signal
 
 def _as(reading: Signal, parts: Sequence[_Slice], signal: str) -> Signal:
     """The reading with the row of the slice that gives it worst."""
-    found = [part.as_row(signal, reading) for part in parts]
+    found = [part.as_row(signal, reading) for part in parts if part.row(signal) is not None] or [reading]
     return next((s for s in found if not s.known), None) or next((s for s in found if s.quality is Quality.DERIVED), found[0])
 
 

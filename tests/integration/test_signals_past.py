@@ -1,0 +1,270 @@
+"""The source `prometheus` on a real Prometheus that holds a past made for the purpose: one Prometheus, a namespace a case.
+
+What is filled in ends about a second before the first query; scrapes were every 15 s, as is usual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+import yaml
+
+from monitor.pods import Pod, deployment, past
+from monitor.prometheus import Prometheus as Server
+from monitor.seen import busy, seen
+from pd_operator.core.scaling.readings import Quality, State
+from pd_operator.signals.fleet import Deployment, Key
+from pd_operator.signals.load import SIGNALS, Load
+from pd_operator.signals.prometheus import Options, Prometheus
+from pd_operator.upstream import signals_catalog as catalog
+from pd_operator.upstream import signals_promql as promql
+
+STEP = 15
+SCRAPES = 9
+SIDES = ("prefill", "decode", "router")
+History = Sequence[Sequence[Pod]]
+
+
+def quiet(namespace: str, count: int = SCRAPES, **changes: Any) -> list[list[Pod]]:
+    """`busy`, 4/3 requests/s over scrapes 15 s apart, in a namespace of its own; `changes` are by side."""
+    sides = {side: {"namespace": namespace, **changes.get(side, {})} for side in SIDES}
+    return busy(count, **sides)
+
+
+def edited(history: History, side: str, **series: Sequence[float]) -> list[list[Pod]]:
+    """The same with one side's numbers replaced, scrape by scrape."""
+    return [
+        [pod.but(**{k: v[n] for k, v in series.items()}) if pod.side == side else pod for pod in row]
+        for n, row in enumerate(history)
+    ]
+
+
+def extra(history: History, pod: Pod, rows: range) -> list[list[Pod]]:
+    """One more pod in some of the scrapes."""
+    return [[*row, pod] if n in rows else list(row) for n, row in enumerate(history)]
+
+
+def cases() -> dict[str, tuple[History, Deployment]]:
+    """Namespace -> scrapes, and what the operator knows is there now."""
+    found: dict[str, tuple[History, Deployment]] = {}
+
+    def case(name: str, history: History, fleet: Deployment | None = None) -> None:
+        found[name] = (history, fleet or deployment(*(p for p in history[-1] if p.namespace == name)))
+
+    case("plain", quiet("plain"))
+    case("theirs", quiet("theirs", prefill={"waiting": 70}, decode={"running": 90}))  # same deployment, slice, model name
+    case("ranks", quiet("ranks", prefill={"ranks": 2}, decode={"ranks": 4}))
+    growth = [1000.0 * n for n in range(SCRAPES)]
+    case("restarted", edited(quiet("restarted"), "prefill", computed=[*growth[:7], 400.0, 1400.0]))
+    case("nan", quiet("nan", decode={"running": math.nan}))
+    case("inf", quiet("inf", decode={"usage": math.inf}))
+    case("nancounter", edited(quiet("nancounter"), "prefill", computed=[*growth[:7], math.nan, math.nan]))
+    case("old", quiet("old", prefill={"version": "0.31.0"}, decode={"version": "0.31.0", "fetching": {}}))
+    dead = Pod("decode", name="d-dead", namespace="dead", running=50, fetching={"in_progress": 9}, first_tokens={0.1: 500.0})
+    case("dead", extra(quiet("dead"), dead, range(4)), deployment(*quiet("dead")[-1]))
+    late = Pod("decode", name="d-late", namespace="late", running=5, fetching={"in_progress": 0})
+    case("late", extra(quiet("late"), late, range(4)), deployment(*quiet("late")[-1], late))
+    new = Pod("prefill", name="p-new", namespace="new", computed=1e9, prefills=1e6)
+    case("new", extra(quiet("new"), new, range(SCRAPES - 1, SCRAPES)))
+    stranger = Pod("decode", name="d-stranger", namespace="claimed", running=50, fetching={"in_progress": 0})
+    case("claimed", extra(quiet("claimed"), stranger, range(SCRAPES)), deployment(*quiet("claimed")[-1]))
+    case("copies", quiet("copies"))
+    case("twice", quiet("twice"))
+    case(
+        "idle",
+        [[Pod("prefill", namespace="idle"), Pod("decode", namespace="idle", fetching={"a": 0}), Pod("router", namespace="idle")]]
+        * SCRAPES,
+    )
+    case("absent", [], deployment(Pod("prefill", namespace="absent"), Pod("decode", namespace="absent")))
+    two = [a + b for a, b in zip(quiet("two"), quiet("two", **{side: {"slice": "b"} for side in SIDES}), strict=True)]
+    case("two", two)
+    return found
+
+
+CASES = cases()
+
+
+def filled(at: float) -> str:
+    """Everything that was ever scraped, the last time at `at`."""
+    times = [at - STEP * (SCRAPES - 1 - n) for n in range(SCRAPES)]
+    merged = [
+        (time, [p for history, _ in CASES.values() for row in history[n : n + 1] for p in row]) for n, time in enumerate(times)
+    ]
+    more = []
+    for n, when in enumerate(times):
+        for pod in CASES["copies"][0][n]:  # a second job scrapes the pod too, and each of its ranks says the same
+            for name, own, value in pod.samples():
+                more.append((name, {**own, **pod.labels(), "job": "second"}, value, when))
+                more.append((name, {**own, **pod.labels(), "job": "pods", "tp_rank": "1"}, value, when))
+        twice = {
+            **Pod("decode", namespace="twice").labels(),
+            "engine": "0",
+            "num_gpu_blocks": "7",
+            "block_size": "16",
+            "job": "pods",
+        }
+        more.append(("vllm:cache_config_info", twice, 1.0, when))
+    return past(merged, more)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    rules = promql.rules()
+    rules["groups"][0]["interval"] = "1s"  # type: ignore[index]
+    file = tmp_path_factory.mktemp("rules") / "signals.yaml"
+    file.write_text(yaml.safe_dump(rules))
+    with Server({"rule_files": [str(file)], "scrape_configs": []}, filled(time.time() - 1)) as made:
+        yield made
+
+
+def read(server: Server, fleet: Sequence[Deployment] = (), **options: Any) -> Mapping[Key, Load]:
+    """All loads as Prometheus has them now."""
+
+    async def once() -> Mapping[Key, Load]:
+        source = Prometheus(lambda: tuple(fleet or [f for _, f in CASES.values()]), Options(server.url, **options))
+        try:
+            return await source.read(time.time())
+        finally:
+            await source.close()
+
+    return asyncio.run(once())
+
+
+@pytest.fixture(scope="module")
+def loads(server: Server) -> Mapping[str, Load]:
+    """By case, all in one read."""
+    return {namespace: load for (namespace, _), load in read(server).items()}
+
+
+def known(load: Load) -> dict[str, float]:
+    return {name: s.value for name, s in load.signals().items() if s.known}
+
+
+def test_the_same_past_gives_the_same_load_as_podscrape(loads: Mapping[str, Load]) -> None:
+    history, fleet = CASES["plain"]
+    scraped = seen(history[-3:], 1001.0, fleet, step=float(STEP))
+    assert known(loads["plain"]) == pytest.approx(known(scraped), rel=0.01)
+    assert set(known(scraped)) == set(SIGNALS)
+    assert loads["plain"].every_prefill_waiting
+    assert [(s.name, s.waiting.value) for s in loads["plain"].slices] == [(s.name, s.waiting.value) for s in scraped.slices]
+    assert {n: s.quality for n, s in loads["plain"].signals().items()} == {n: s.quality for n, s in scraped.signals().items()}
+
+
+def test_the_age_is_that_of_the_last_scrape(server: Server) -> None:
+    first = read(server)["plain", "chat"].running.age
+    time.sleep(1.1)
+    assert read(server)["plain", "chat"].running.age - first == pytest.approx(1.1, abs=0.9)
+    assert first >= 1.0
+
+
+def test_another_tenant_s_model_of_the_same_name_is_not_counted(loads: Mapping[str, Load]) -> None:
+    assert (loads["plain"].running.value, loads["theirs"].running.value) == (20.0, 90.0)
+    assert (loads["plain"].queued_tokens.value, loads["theirs"].queued_tokens.value) == pytest.approx((2500.0, 36_000.0))
+
+
+def test_every_rank_counts(loads: Mapping[str, Load]) -> None:
+    one, many = loads["plain"], loads["ranks"]
+    assert many.running.value == 4 * one.running.value
+    assert many.kv_tokens.value == pytest.approx(4 * one.kv_tokens.value)
+    assert many.kv_capacity.value == 4 * one.kv_capacity.value
+    assert many.prefill_rate.value == pytest.approx(2 * one.prefill_rate.value)
+    assert many.itl.value == pytest.approx(one.itl.value)
+
+
+def test_a_counter_that_restarted(loads: Mapping[str, Load]) -> None:
+    """... 5000 6000 400 1400: three steps of 15 s with 1000 + 400 + 1000."""
+    assert loads["restarted"].prefill_rate.value == pytest.approx(2400 / 45, rel=0.05)
+    assert loads["restarted"].request_rate.known
+
+
+def test_numbers_that_are_none(loads: Mapping[str, Load]) -> None:
+    assert {n for n, s in loads["nan"].signals().items() if not s.known} == {"running"}
+    assert "query running: nan is no number" in loads["nan"].running.source
+    assert {n for n, s in loads["inf"].signals().items() if not s.known} == {"kv_tokens"}
+    assert "query kv_used: inf is no number" in loads["inf"].kv_tokens.source
+    assert not loads["nancounter"].prefill_rate.known
+    assert loads["nancounter"].running.known
+
+
+def test_a_version_without_the_series_of_fetches(loads: Mapping[str, Load]) -> None:
+    assert (loads["old"].handoff_waiting.value, loads["old"].handoff_waiting.quality) == (5.0, Quality.DERIVED)
+
+
+def test_a_dead_pod_without_staleness_markers_is_not_counted(server: Server, loads: Mapping[str, Load]) -> None:
+    """Its series end 75 s ago and Prometheus still shows them, as it does for 5 minutes."""
+    rows = server.query('sum(vllm:num_requests_running{namespace="dead",pdserve_dev_role="decode"})')
+    assert [value for _, value in rows] == [70.0]
+    assert (loads["dead"].running.value, loads["dead"].handoff_waiting.value) == (20.0, 4.0)
+    assert loads["dead"].decode_starts.value == pytest.approx(4 / 3, rel=0.01)
+
+
+def test_a_ready_pod_that_is_not_scraped_any_more(loads: Mapping[str, Load]) -> None:
+    assert "query pods: pod d-late: last scraped 7" in loads["late"].running.source
+    assert loads["late"].running.age > 60
+    assert {"request_rate", "prefill_rate"} <= set(known(loads["late"]))
+
+
+def test_a_pod_that_is_scraped_and_not_ours(loads: Mapping[str, Load]) -> None:
+    assert "pod d-stranger carries the labels of chat and is none of its pods" in loads["claimed"].running.source
+
+
+def test_a_new_pod_s_history_is_not_this_minute_s_work(loads: Mapping[str, Load]) -> None:
+    assert loads["new"].prefill_rate.value == pytest.approx(loads["plain"].prefill_rate.value, rel=0.01)
+
+
+def test_idle_is_zero(loads: Mapping[str, Load]) -> None:
+    idle = {n for n, s in loads["idle"].signals().items() if s.state is State.IDLE}
+    assert {"request_rate", "prompt_rate", "queued_tokens", "running", "handoff_waiting", "prefill_rate"} <= idle
+    assert "nothing was observed" in loads["idle"].ttft.source or "no first token in the window" in loads["idle"].ttft.source
+
+
+def test_nothing_at_all_is_unknown(loads: Mapping[str, Load]) -> None:
+    assert known(loads["absent"]) == {}
+    assert "query pods: pod chat-1a2b3c4d-0-decode-0: not scraped" in loads["absent"].running.source
+
+
+def test_two_slices(loads: Mapping[str, Load]) -> None:
+    assert loads["two"].running.value == 40.0
+    assert loads["two"].kv_capacity.value == 16_000.0
+    assert [(s.name, s.waiting.value) for s in loads["two"].slices] == [("b", 4.0), ("chat-1a2b3c4d-0", 4.0)]
+
+
+def test_scope_by_namespace_and_external_label(server: Server) -> None:
+    scoped = read(server, namespaces=("plain", "idle"))
+    assert scoped["plain", "chat"].running.value == 20.0
+    assert not scoped["theirs", "chat"].running.known
+    assert not read(server, matchers={"cluster": "east"})["plain", "chat"].running.known
+
+
+def test_the_chart_s_rules_say_the_same(server: Server, loads: Mapping[str, Load]) -> None:
+    deadline = time.monotonic() + 15
+    while not server.query(f"{promql.PODS}") or not server.query("pdserve:queue:sum"):
+        assert time.monotonic() < deadline, "no rule was evaluated in 15 s"
+        time.sleep(0.2)
+    recorded = read(server, recorded=True)
+    for case, load in loads.items():
+        again = recorded[case, "chat"]
+        assert known(again) == pytest.approx(known(load), rel=0.01), case
+        assert [s.waiting.known for s in again.slices] == [s.waiting.known for s in load.slices]
+        if load.running.known:
+            assert again.running.age >= load.running.age, "the age is the scrape's, not the rule's"
+
+
+def test_copies_count_once(loads: Mapping[str, Load]) -> None:
+    assert known(loads["copies"]) == pytest.approx(known(loads["plain"]), rel=0.01)
+
+
+def test_a_pod_with_two_infos_does_not_fail_the_query_for_everybody(server: Server, loads: Mapping[str, Load]) -> None:
+    query = promql.Expressions().quantity(*next((q, t) for q, t in catalog.union() if q.name == "kv_used"))
+    on = "namespace, pod, engine, dp_rank"
+    assert f"topk by ({on}) (1, " in query
+    with pytest.raises(HTTPError, match="422"):
+        server.query(query.replace(f"topk by ({on}) (1, ", "("))
+    assert loads["twice"].kv_tokens.known
+    assert loads["plain"].kv_tokens.value == 8000.0

@@ -73,7 +73,6 @@ def solve(world: World, shares: Sequence[Share] | None = None) -> Answer | None:
     demand = world.demand
     whole = demand.prefill * demand.decode
     wanted = demand.prefill, demand.decode
-    slack = max(wanted)
     names = sorted({n.labels[RACK] for n in world.nodes if n.labels.get(RACK)} | set(demand.running))
     names = [name for name in names if name not in demand.excluded]
     program = _Program()
@@ -93,7 +92,8 @@ def solve(world: World, shares: Sequence[Share] | None = None) -> Answer | None:
             program.row({new[r]: 1, x[r]: -1}, lower=-running[r])
             b = program.var(1)
             program.row({x[r]: 1, b: -wanted[r]}, upper=max(1, running[r]))
-            program.row({x[r]: 2 * wanted[other], x[other]: -2 * wanted[r], b: 2 * whole}, upper=slack + 2 * whole)
+            slack = max(wanted[other] - 1, max(wanted) / 2)
+            program.row({x[r]: wanted[other], x[other]: -wanted[r], b: 2 * whole}, upper=slack + 2 * whole)
             out = program.var(running[r])
             program.row({out: 1, x[r]: 1}, lower=running[r])
             ended.append(out)

@@ -67,10 +67,12 @@ class Packer:
         self.accelerators = accelerators_of(prefill, decode)
         self.exact = True  # False once something was counted by its largest pod
         self.grouped = (len(prefill.pods), len(decode.pods)) != (1, 1)
-        self._plain = len(self.kinds) == 2
+        self.plain = len(self.kinds) == 2
         first, last = self.kinds[0].needs, self.kinds[-1].needs
         self._triples = tuple((name, first.get(name, 0), last.get(name, 0)) for name in self.resources)
         self._boxes: dict[Counts, Box] = {}
+        self._prefill_kinds = sum(kind.role == 0 for kind in self.kinds)
+        self._peaks: dict[Choices, tuple[int, int]] = {}
         self._capped: dict[tuple[Choices, tuple[int, int]], Choices] = {}
 
     def tops(self, node: NodeCapacity, caps: tuple[int, int]) -> Counts:
@@ -86,7 +88,7 @@ class Packer:
         tops = self.tops(node, caps)
         if not any(tops):
             return ()
-        if self._plain:
+        if self.plain:
             return _pairs(node.free, self._triples, tops)
         return _maximal(self._combinations(node.free, tops, caps))
 
@@ -133,7 +135,7 @@ class Packer:
         return tuple(kind.each * (prefill, decode)[kind.role] for kind in self.kinds)
 
     def _too_many(self, prefill: int, decode: int) -> bool:
-        return not self._plain and prod(count + 1 for count in self._needed(prefill, decode)) > SUMS
+        return not self.plain and prod(count + 1 for count in self._needed(prefill, decode)) > SUMS
 
     def _box(self, prefill: int, decode: int) -> Box:
         needed = self._needed(prefill, decode)
@@ -170,20 +172,24 @@ class Packer:
 
     def _cap(self, offered: Choices, caps: tuple[int, int]) -> Choices:
         """Choices cut to at most `caps` pods of each role on a node."""
+        highest = self._peaks.get(offered)
+        if highest is None:
+            totals = [self._totals(choice) for choice in offered]
+            highest = self._peaks[offered] = max(t[0] for t in totals), max(t[1] for t in totals)
+        if highest[0] <= caps[0] and highest[1] <= caps[1]:
+            return offered
+        caps = min(highest[0], caps[0]), min(highest[1], caps[1])
         known = self._capped.get((offered, caps))
         if known is None:
-            if self._plain:
-                known = _maximal((min(a, caps[0]), min(b, caps[1])) for a, b in offered)
-            elif all(self._within(choice, caps) for choice in offered):
-                known = offered
-            else:
-                below = (c for choice in offered for c in product(*(range(count + 1) for count in choice)))
-                known = _maximal(choice for choice in below if self._within(choice, caps))
-            self._capped[offered, caps] = known
+            below = (c for choice in offered for c in product(*(range(count + 1) for count in choice)))
+            inside = (c for c in below if all(t <= cap for t, cap in zip(self._totals(c), caps, strict=True)))
+            known = self._capped[offered, caps] = _maximal(inside)
         return known
 
-    def _within(self, choice: Counts, caps: tuple[int, int]) -> bool:
-        return all(sum(c for c, kind in zip(choice, self.kinds, strict=True) if kind.role == role) <= caps[role] for role in (0, 1))
+    def _totals(self, choice: Counts) -> tuple[int, int]:
+        """Pods of each role."""
+        first = self._prefill_kinds
+        return sum(choice[:first]), sum(choice[first:])
 
 
 def kinds_of(role: int, shape: ReplicaShape) -> list[Kind]:

@@ -7,6 +7,7 @@ plan on: reads go through to the index, what the plan takes stays in the view.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -28,8 +29,8 @@ class Capacity(Protocol):
     def room(self, key: str, domain: str) -> Mapping[str, int]:
         """Sum of what the nodes of a domain have free; a node that has less than nothing counts as nothing."""
 
-    def size(self, key: str, domain: str) -> int:
-        """Number of nodes of a domain."""
+    def spread(self, key: str, domain: str, resource: str) -> Mapping[int, int]:
+        """Free amount of an extended resource (one with a "/") -> number of nodes that have it; nodes with nothing are left out."""
 
     def unlabelled(self, key: str) -> int:
         """Number of nodes that are in no domain of the key: without the label, or with an empty value."""
@@ -44,11 +45,12 @@ class _Bound:
 class _Domain:
     """Members and sums of one domain."""
 
-    __slots__ = ("_sorted", "members", "room")
+    __slots__ = ("_sorted", "members", "room", "spread")
 
     def __init__(self) -> None:
         self.members: set[str] = set()
         self.room: dict[str, int] = {}
+        self.spread: dict[str, Counter[int]] = {}
         self._sorted: list[str] | None = None
 
     def names(self) -> list[str]:
@@ -68,9 +70,12 @@ class _Domain:
 
     def change(self, before: Mapping[str, int], after: Mapping[str, int], names: Iterable[str]) -> None:
         for name in names:
-            self.room[name] = self.room.get(name, 0) + max(0, after.get(name, 0)) - max(0, before.get(name, 0))
+            new, old = max(0, after.get(name, 0)), max(0, before.get(name, 0))
+            self.room[name] = self.room.get(name, 0) + new - old
             if not self.room[name]:
                 del self.room[name]
+            if "/" in name:
+                _shift(self.spread.setdefault(name, Counter()), old, new)
 
 
 class CapacityIndex:
@@ -146,10 +151,10 @@ class CapacityIndex:
         found = self._grouped(key).get(domain)
         return found.room if found else _NOTHING
 
-    def size(self, key: str, domain: str) -> int:
+    def spread(self, key: str, domain: str, resource: str) -> Mapping[int, int]:
         """See Capacity."""
         found = self._grouped(key).get(domain)
-        return len(found.members) if found else 0
+        return found.spread.get(resource, {}) if found else {}
 
     def unlabelled(self, key: str) -> int:
         """See Capacity."""
@@ -251,22 +256,31 @@ class CapacityView:
         room = self._current().room(key, domain)
         if not self._changed:
             return room
-        if key not in self._taken:
-            self._taken[key] = self._sum(key)
-        taken = self._taken[key].get(domain)
+        taken = self._sums(key).get(domain)
         return {name: amount - taken.get(name, 0) for name, amount in room.items()} if taken else room
 
-    def size(self, key: str, domain: str) -> int:
+    def spread(self, key: str, domain: str, resource: str) -> Mapping[int, int]:
         """See Capacity."""
-        return self._current().size(key, domain)
+        spread = self._current().spread(key, domain, resource)
+        moved = [n for n in self._changed.values() if domain_of(n, key) == domain] if domain in self._sums(key) else []
+        if not moved:
+            return spread
+        found = Counter(spread)
+        for node in moved:
+            before = self._current().node(node.name)
+            _shift(found, max(0, before.free.get(resource, 0)) if before else 0, max(0, node.free.get(resource, 0)))
+        return found
 
     def unlabelled(self, key: str) -> int:
         """See Capacity."""
         return self._current().unlabelled(key)
 
-    def _sum(self, key: str) -> dict[str, dict[str, int]]:
+    def _sums(self, key: str) -> dict[str, dict[str, int]]:
         """What was taken in each domain of a key."""
-        found: dict[str, dict[str, int]] = {}
+        found = self._taken.get(key)
+        if found is not None:
+            return found
+        found = self._taken[key] = {}
         for name, node in self._changed.items():
             before, domain = self._current().node(name), domain_of(node, key)
             if before is not None and domain is not None:
@@ -281,6 +295,16 @@ class CapacityView:
         if self._index.version != self._version:
             raise RuntimeError("the capacity index changed under a view; fork it again")
         return self._index
+
+
+def _shift(spread: Counter[int], old: int, new: int) -> None:
+    """One node that had `old` has `new`."""
+    if old:
+        spread[old] -= 1
+        if not spread[old]:
+            del spread[old]
+    if new:
+        spread[new] += 1
 
 
 def domain_of(node: NodeCapacity, key: str) -> str | None:

@@ -4,8 +4,8 @@ With P and D replicas wanted, r_i = (rp_i, rd_i) running in domain i and F_i wha
 (p_i, d_i) for at most `max_domains` domains such that
 
     (p_i - rp_i, d_i - rd_i), cut at 0, is in F_i;  p_i >= 1 and d_i >= 1, or both 0;  sum p_i <= P;  sum d_i <= D
-    balance: a replica is started only where the domain stays nearest the pool's ratio P:D with it:
-        p_i <= max(1, rp_i)  or  2 (p_i D - d_i P) <= max(P, D)          and the same with the roles exchanged
+    balance: a replica is started only where it adds effective capacity, or the domain stays nearest the pool's ratio P:D:
+        p_i <= max(1, rp_i)  or  p_i D - d_i P <= max(D - 1, max(P, D) / 2)          and the same with the roles exchanged
 
 and minimise, level by level (`Objective`):
 
@@ -19,9 +19,9 @@ everything that runs: a move never counts on room that it frees itself. Between 
 largest remainder on capacity is taken (`split`), then the order of the domains decides: most effective capacity, least room,
 name.
 
-Proven best (`Placement.exact`) with max_domains 1, and else where the search ends within its steps and all domains that can
-matter were in it. In a large cluster only the CANDIDATES with most effective capacity are searched, and a domain that is chosen
-is exchanged for one with less free room where the same fits.
+`Placement.exact` says that this is proven: the search ended within its steps, with every domain in it that could matter. In a
+large cluster only the CANDIDATES with most effective capacity are searched, and a domain that is chosen is exchanged for one
+with less free room where the same fits.
 
 Mode Preferred does the same first. Where that has less effective capacity than wanted, one slice may cross domains and take
 all, or take what is left when one slice more is allowed: if there is more effective capacity then.
@@ -29,7 +29,7 @@ all, or take what is left when one slice more is allowed: if there is more effec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pd_operator.core.placement import report
@@ -38,15 +38,16 @@ from pd_operator.core.placement.demand import CROSSING, Demand
 from pd_operator.core.placement.fit import Packer
 from pd_operator.core.placement.index import Capacity, CapacityIndex, CapacityView
 from pd_operator.core.placement.result import Objective, Outcome, Placement, Share
-from pd_operator.core.placement.search import DISRUPTION_BITS, Candidate, Found, search
+from pd_operator.core.placement.search import Candidate, Found, Search, emptied
 from pd_operator.core.placement.split import split_pools
 
 CANDIDATES: Final = 24  # domains searched together, those with running replicas apart
+EXPLAINED: Final = 8  # domains that a placement explains unless it is asked for more
 _SWAPS: Final = 16  # domains looked at to find a tighter one
 
 
-def place(demand: Demand, view: CapacityIndex | CapacityView) -> Placement:
-    """Decide over one demand. Nothing is reserved: `reserve` does that."""
+def place(demand: Demand, view: CapacityIndex | CapacityView, explained: int = EXPLAINED) -> Placement:
+    """Decide over one demand and explain at most so many domains. Nothing is reserved: `reserve` does that."""
     if not demand.prefill:
         return Placement((), False, Outcome.SUSPENDED, "no replicas are wanted")
     packer = Packer(demand.prefill_shape, demand.decode_shape)
@@ -54,7 +55,7 @@ def place(demand: Demand, view: CapacityIndex | CapacityView) -> Placement:
     shares, exact = _solve(domains, view)
     if demand.mode == "Preferred" and demand.topology_key:
         shares = _crossing(domains, view, shares)
-    return report.placement(domains, view, shares, objective(domains, shares), exact and packer.exact)
+    return report.placement(domains, view, shares, objective(domains, shares), exact and packer.exact, explained)
 
 
 def reserve(demand: Demand, view: CapacityView, shares: Sequence[Share]) -> bool:
@@ -95,7 +96,7 @@ def _solve(domains: Domains, view: Capacity) -> tuple[tuple[Share, ...], bool]:
     """The best shares without crossing, by domain name, and whether they are proven best."""
     demand = domains.demand
     candidates, complete = _candidates(domains, view)
-    found = search(candidates, demand.prefill, demand.decode, demand.max_domains, CONSOLIDATION)
+    found = Search(candidates, (demand.prefill, demand.decode), demand.max_domains, CONSOLIDATION, fit=complete).run()
     shares = _resplit(demand, candidates, found)
     if not complete:
         used = {s.domain for s in shares}
@@ -109,30 +110,30 @@ def _candidates(domains: Domains, view: Capacity) -> tuple[list[Candidate], bool
     """Domains to be searched, most effective capacity first, and whether no other can matter."""
     demand = domains.demand
     running = {d for d, r in demand.running.items() if any(r) and demand.allows(d) and (d != CROSSING or not demand.topology_key)}
-    fresh: list[Candidate] = []
     bounds = sorted(domains.bound(d) for d in view.domains(demand.topology_key) if d not in running and demand.allows(d))
+    best: dict[str, int] = {}
     complete = True
     for bound in bounds:
-        if not bound.negative or _enough(fresh, -bound.negative, domains.whole, demand.max_domains):
-            complete = not bound.negative or demand.max_domains == 1
+        if not bound.negative:
             break
-        candidate = domains.candidate(bound.domain)
-        if candidate.options:
-            fresh.append(candidate)
-    room = {d: domains.room(d) for d in (*running, *(c.name for c in fresh))}
-    fresh.sort(key=lambda c: (-c.best, room[c.name], c.name))
-    if demand.max_domains > 1 and len(fresh) > CANDIDATES:
+        if len(best) >= CANDIDATES and _enough(best, -bound.negative, domains.whole, demand.max_domains):
+            complete = False
+            break
+        best[bound.domain] = domains.best(bound.domain)
+
+    def order(domain: str) -> tuple[int, int, str]:
+        return -domains.best(domain), domains.bound(domain).room, domain
+
+    fresh = sorted((d for d, value in best.items() if value), key=order)
+    if len(fresh) > CANDIDATES and demand.max_domains > 1:
         fresh, complete = fresh[:CANDIDATES], False
-    found = [*(domains.candidate(domain) for domain in sorted(running)), *fresh]
-    return sorted(found, key=lambda c: (-c.best, room[c.name], c.name)), complete
+    return [domains.candidate(d) for d in sorted([*running, *fresh], key=order)], complete
 
 
-def _enough(fresh: Sequence[Candidate], bound: int, whole: int, limit: int) -> bool:
-    """Whether domains with no more effective capacity than `bound`, and more room, cannot matter (or hardly, with limit > 1)."""
-    best = sorted((c.best for c in fresh), reverse=True)
-    if limit == 1:
-        return bool(best) and (best[0] == whole or best[0] > bound)
-    return len(best) >= CANDIDATES and (best[0] == whole or best[CANDIDATES - 1] >= bound)
+def _enough(best: Mapping[str, int], bound: int, whole: int, limit: int) -> bool:
+    """Whether domains with at most `bound` of effective capacity, and more room than those, can hardly matter."""
+    values = sorted(best.values(), reverse=True)
+    return values[0] == whole or values[min(CANDIDATES, len(values), limit + 1) - 1] >= bound
 
 
 def _resplit(demand: Demand, candidates: Sequence[Candidate], found: Found) -> list[Share]:
@@ -144,7 +145,7 @@ def _resplit(demand: Demand, candidates: Sequence[Candidate], found: Found) -> l
     split = split_pools(sum(s.prefill for s in shares), sum(s.decode for s in shares), [c.best for c in chosen])
     costs = [o.cost for c, pair in zip(chosen, split, strict=True) for o in c.options if (o.prefill, o.decode) == pair]
     used = {c.name for c in chosen}
-    idle = sum(c.running for c in candidates if c.name not in used) << DISRUPTION_BITS
+    idle = emptied(sum(c.running for c in candidates if c.name not in used))
     if len(costs) < len(chosen) or sum(costs) + idle > found.cost:
         return shares
     return [Share(c.name, p, d) for c, (p, d) in zip(chosen, split, strict=True)]
@@ -158,7 +159,7 @@ def _tighter(domains: Domains, view: Capacity, share: Share, used: set[str]) -> 
     mine = domains.room(share.domain)
     p, d = share.prefill, share.decode
     others = (o for o in view.domains(demand.topology_key) if o not in used and o not in demand.running and demand.allows(o))
-    smaller = sorted((room, o) for o in others if (room := domains.room(o)) < mine and domains.may_hold(o, p, d))
+    smaller = sorted((room, o) for o in others if (room := domains.bound(o).room) < mine and domains.may_hold(o, p, d))
     for _, domain in smaller[:_SWAPS]:
         frontier = domains.frontier(domain)
         if p < len(frontier) and frontier[p] >= d:
@@ -186,7 +187,7 @@ def _crossing(domains: Domains, view: CapacityIndex | CapacityView, shares: tupl
         if kept and not reserve(demand, beside, kept):
             continue
         whole = Domains(demand, beside, packer, "").candidate(CROSSING)
-        found = search([whole], p, d, 1, CONSOLIDATION)
+        found = Search([whole], (p, d), 1, CONSOLIDATION).run()
         answers.append((*(Share(CROSSING, c.prefill, c.decode, crossing=True) for c in found.choices), *kept))
 
     def key(answer: tuple[Share, ...]) -> tuple[int, int, int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from pd_operator.core.names import ROLES
 from pd_operator.core.placement import explain
@@ -13,13 +12,16 @@ from pd_operator.core.placement.demand import CROSSING
 from pd_operator.core.placement.index import Capacity, CapacityIndex, CapacityView
 from pd_operator.core.placement.result import Explanation, Objective, Outcome, Placement, Share
 
-EXPLAINED: Final = 20  # domains that a placement explains
-
 
 def placement(
-    domains: Domains, view: CapacityIndex | CapacityView, shares: tuple[Share, ...], objective: Objective, exact: bool
+    domains: Domains,
+    view: CapacityIndex | CapacityView,
+    shares: tuple[Share, ...],
+    objective: Objective,
+    exact: bool,
+    explained: int,
 ) -> Placement:
-    """All that the planner says about its shares."""
+    """All that the planner says about its shares, with sentences on at most `explained` domains."""
     demand = domains.demand
     placed = sum(s.prefill for s in shares), sum(s.decode for s in shares)
     short = demand.prefill - placed[0], demand.decode - placed[1]
@@ -28,7 +30,7 @@ def placement(
     if any(short):
         reason = Outcome.PARTLY_PLACED if shares else Outcome.NO_CAPACITY if known else Outcome.NO_DOMAIN_LABEL
     order = _order(domains, known, shares)
-    told = tuple(_explain(domains, view, domain, shares, short) for domain in order[:EXPLAINED])
+    told = tuple(_explain(domains, view, domain, shares, short) for domain in order[:explained])
     crossing = any(s.crossing for s in shares)
     anchor = min(((-domains.room(d), d) for d in known if demand.allows(d)), default=(0, ""))[1] if crossing else ""
     return Placement(
@@ -66,10 +68,7 @@ def _explain(
     demand = domains.demand
     nodes = domains.nodes(domain)
     rp, rd = domains.running(domain)
-    fits = (
-        min(demand.prefill, rp + len(domains.packer.frontier(nodes, max(0, demand.prefill - rp), 0)) - 1),
-        min(demand.decode, rd + domains.packer.frontier(nodes, 0, max(0, demand.decode - rd))[0]),
-    )
+    fits = domains.fits(domain)
     mine = next((s for s in shares if s.domain == domain and not s.crossing), None)
     if mine is not None:
         text = f"{explain.counted(mine.prefill, mine.decode)} chosen"

@@ -8,16 +8,17 @@ STEPS, only the states with the best bounds go on, and the answer is no longer p
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, NamedTuple
 
-STEPS: Final = 60_000  # options tried in one search; about a microsecond each
+STEPS: Final = 60_000  # options tried in one search; one or two microseconds each
 
-# One level must outweigh all below it: fewer than 2**24 replicas, and 2**60 units of room.
+# One level must outweigh all below it: fewer than 2**27 replicas, and 2**59 units of room.
 _UNPLACED: Final = 1 << 60
-DISRUPTION_BITS: Final = 88
-_DISRUPTION: Final = 1 << DISRUPTION_BITS
+_DISRUPTION: Final = 1 << 88
 _LOST: Final = 1 << 116
 
 
@@ -39,12 +40,13 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One domain: its options, the best effective capacity among them, the replicas that run there."""
+    """One domain: its options, the best effective capacity among them, the replicas that run there, its free accelerators."""
 
     name: str
     options: tuple[Option, ...]  # without (0, 0), which is always possible
-    best: int  # effective capacity, in units of one P*D-th of the pool
+    best: int  # in units of one P*D-th of the pool
     running: int = 0
+    room: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,72 +72,87 @@ def cost(effective: int, disruption: int, placed: int, room: int) -> int:
     return -effective * _LOST + disruption * _DISRUPTION - placed * _UNPLACED + room
 
 
-def search(candidates: Sequence[Candidate], prefill: int, decode: int, limit: int, price: int, steps: int = STEPS) -> Found:
-    """The cheapest way to give out at most (prefill, decode) replicas to at most `limit` domains.
+def emptied(replicas: int) -> int:
+    """The cost of ending what runs in domains that are not used."""
+    return replicas * _DISRUPTION
 
-    `price` is what one domain used costs in disruption: an emptied domain costs the replicas that run there, at least it or that.
-    Candidates are taken in the given order; those with most effective capacity first give good bounds.
+
+class Search:
+    """Finds the cheapest way to give out at most (prefill, decode) replicas to at most `limit` domains.
+
+    `price` is what one domain used costs in disruption. Candidates are taken in the given order; those with most effective
+    capacity first give good bounds. Without `fit`, the search ends once only the free room could be better.
     """
-    best = Found(cost(0, sum(c.running for c in candidates), 0, 0), (), True)
-    layer = [_State(0, 0, 0, 0, 0, ())]
-    exact, left = True, steps
-    for index, candidate in enumerate(candidates):
-        suffix = _Suffix(candidates[index + 1 :], prefill, decode, limit, price)
-        share = max(1, left // max(1, len(candidates) - index) // (len(candidate.options) + 1))
-        if len(layer) > share:
-            exact = False
-            layer = sorted(layer)[:share]
-        left -= len(layer) * (len(candidate.options) + 1)
+
+    def __init__(self, candidates: Sequence[Candidate], wanted: tuple[int, int], limit: int, price: int, fit: bool = True) -> None:
+        self._candidates = candidates
+        self._wanted = wanted
+        self._limit = limit
+        self._price = price
+        self._fit = fit
+        self._best = Found(emptied(sum(c.running for c in candidates)), (), True)
+
+    def run(self, steps: int = STEPS) -> Found:
+        """The best answer within so many steps."""
+        start = _State(0, 0, 0, 0, 0, ())
+        goal = _Rest(self._candidates, self._wanted, self._limit, self._price).bound(start) + (0 if self._fit else _UNPLACED - 1)
+        layer, exact, left = [start], True, steps
+        for index, candidate in enumerate(self._candidates):
+            if not layer or self._best.cost <= goal:
+                break
+            share = max(1, left // (len(self._candidates) - index) // (len(candidate.options) + 1))
+            if len(layer) > share:
+                exact = False
+                layer = sorted(layer, key=lambda s: s[:5])[:share]
+            left -= len(layer) * (len(candidate.options) + 1)
+            after = self._advance(layer, index)
+            layer = [state for state in after.values() if state.bound < self._best.cost]
+        return Found(self._best.cost, self._best.choices, exact and (self._fit or not layer or self._best.cost <= goal))
+
+    def _advance(self, layer: list[_State], index: int) -> dict[tuple[int, int, int], _State]:
+        """The states with one domain more, that may still beat the best answer."""
+        candidate = self._candidates[index]
+        rest = _Rest(self._candidates[index + 1 :], self._wanted, self._limit, self._price)
+        wanted_p, wanted_d = self._wanted
         after: dict[tuple[int, int, int], _State] = {}
-        for state in layer:
-            for reached in _reach(state, index, candidate, prefill, decode, limit):
-                done = reached.cost + suffix.emptied
-                if done < best.cost:
-                    best = Found(done, _unwind(reached.trail), True)
-                bound = suffix.bound(reached)
-                if bound < best.cost:
-                    at = (reached.prefill, reached.decode, reached.used)
-                    known = after.get(at)
-                    if known is None or reached.cost < known.cost:
-                        after[at] = reached._replace(bound=bound)
-        layer = [state for state in after.values() if state.bound < best.cost]
-        if not layer:
-            break
-    return Found(best.cost, best.choices, exact)
+        unused = (Option(0, 0, emptied(candidate.running)),)
+        for _, p, d, used, so_far, trail in layer:
+            for option in candidate.options + unused if used < self._limit else unused:
+                at = now_p, now_d, now_used = p + option.prefill, d + option.decode, used + (option.prefill > 0)
+                value = so_far + option.cost
+                known = after.get(at)
+                if now_p > wanted_p or now_d > wanted_d or (known is not None and known.cost <= value):
+                    continue
+                steps = (trail, Choice(index, option.prefill, option.decode)) if option.prefill else trail
+                if value + rest.emptied < self._best.cost:
+                    self._best = Found(value + rest.emptied, _unwind(steps), True)
+                state = _State(0, now_p, now_d, now_used, value, steps)
+                bound = rest.bound(state)
+                if bound < self._best.cost:
+                    after[at] = state._replace(bound=bound)
+        return after
 
 
-class _Suffix:
+class _Rest:
     """What the domains that are still to come can do at best."""
 
-    def __init__(self, rest: Sequence[Candidate], prefill: int, decode: int, limit: int, price: int) -> None:
-        self._prefill, self._decode = prefill, decode
-        self.emptied = sum(c.running for c in rest) * _DISRUPTION
-        self._disruption = sum(min(c.running, price) for c in rest)
-        self._sums = [0]
-        for value in sorted((c.best for c in rest), reverse=True)[:limit]:
-            self._sums.append(self._sums[-1] + value)
+    def __init__(self, rest: Sequence[Candidate], wanted: tuple[int, int], limit: int, price: int) -> None:
+        self._prefill, self._decode = wanted
+        self.emptied = emptied(sum(c.running for c in rest))
+        self._ended = sum(min(c.running, price) for c in rest)
+        self._most = [0, *accumulate(sorted((c.best for c in rest), reverse=True)[:limit])]  # by number of domains
+        self._least_room = [0, *accumulate(sorted(c.room for c in rest)[:limit])]
         self._limit = limit
+        self._price = price
 
     def bound(self, state: _State) -> int:
-        """No completion of the state costs less."""
+        """No completion of the state costs less. The most effective capacity needs so many domains, and each costs its price."""
         p, d = self._prefill - state.prefill, self._decode - state.decode
-        more = min(p * self._decode, d * self._prefill, self._sums[min(self._limit - state.used, len(self._sums) - 1)])
+        more = min(p * self._decode, d * self._prefill, self._most[min(self._limit - state.used, len(self._most) - 1)])
         if not more:  # a domain that is used has a pair, so no more is used
             return state.cost + self.emptied
-        return state.cost + cost(more, self._disruption, p + d, 0)
-
-
-def _reach(state: _State, index: int, candidate: Candidate, prefill: int, decode: int, limit: int) -> list[_State]:
-    """The state with each option of one domain more, nothing first."""
-    _, p, d, used, so_far, trail = state
-    found = [_State(0, p, d, used, so_far + candidate.running * _DISRUPTION, trail)]
-    if used < limit:
-        for option in candidate.options:
-            np, nd = p + option.prefill, d + option.decode
-            if np <= prefill and nd <= decode:
-                choice = Choice(index, option.prefill, option.decode)
-                found.append(_State(0, np, nd, used + 1, so_far + option.cost, (trail, choice)))
-    return found
+        domains = bisect_left(self._most, more)
+        return state.cost + cost(more, max(self._ended, self._price * domains), p + d, self._least_room[domains])
 
 
 def _unwind(trail: tuple[object, ...]) -> tuple[Choice, ...]:

@@ -157,8 +157,9 @@ def test_i4_pods_that_are_all_gone_or_down_are_not_idle() -> None:
 def test_a_slice_without_pods_of_a_role_does_nothing_there() -> None:
     rows = [[*row, Pod("router", slice="b", offered=20.0 * n)] for n, row in enumerate(busy())]
     found = seen(rows)
-    assert (found.running.value, found.request_rate.value, found.slices[1].name) == (20.0, 8.0, "b")
-    assert found.slices[1].waiting.state is State.IDLE
+    assert (found.running.value, found.request_rate.value, found.slices[0].name) == (20.0, 8.0, "b")
+    assert found.slices[0].waiting.state is State.IDLE
+    assert (found.running.quality, found.kv_tokens.quality) == (Quality.EXACT, Quality.DERIVED)
 
 
 def test_three_missed_samples() -> None:

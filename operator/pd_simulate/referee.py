@@ -28,7 +28,7 @@ from pd_simulate.workload import Workload
 BLOCK = 64  # tokens of a KV block in the replay
 TRACE_BLOCK = 512  # tokens that one hash id of a trace file stands for
 FOREVER = 1e6  # seconds
-WALL = 240.0  # seconds that one replay may take
+WALL = 150.0  # seconds that one replay may take
 WHEEL = "ai-dynamo-runtime==1.4.2"
 
 
@@ -142,6 +142,7 @@ class Replay:
     load: Workload
     fleet: Fleet
     folder: Path
+    context_length: int = 131_072
 
     def run(self, policy: Policy) -> Outcome:
         """One of our policies there. Raises TimeoutError after WALL seconds: with very long queues the replay hardly moves."""
@@ -197,7 +198,7 @@ class Replay:
             "kv_bytes_per_token": profile.kv_bytes_per_token,
             "kv_transfer_bandwidth": self.fleet.slices[0].link.bandwidth / 1e9,
             "planner_profile_data": str(table),
-            "max_model_len": 131_072,
+            "max_model_len": self.context_length,
         }
         return {
             "prefill_engine_args": MockEngineArgs(

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pd_simulate import profiles, referee, traces
@@ -34,17 +35,12 @@ POLICIES = (
     "dynamo-throughput",
     "dynamo-latency",
     "dynamo-predictive",
-    "llmd-tokens-shipped",
     "llmd-tokens-fast",
     "llmd-slo",
     "wva-v2",
-    "aibrix-kpa",
-    "aibrix-apa",
     "heteroscale",
     "tokenscale",
     "chiron",
-    "sageserve",
-    "kthena-ratio",
 )
 PLANNER = ("throughput", "latency")  # Dynamo's own code, in its replay only
 FIELDS = ("trace", "policy", "where", "attainment", "gpus", "completed", "seconds")
@@ -64,16 +60,17 @@ class World:
     prefill: int  # replicas at the start
     decode: int
     budget: int  # GPUs
+    context_length: int  # of the engines; Dynamo's thresholds on P's queue are shares of it
     splits: tuple[tuple[int, int], ...]  # static ones: tight on P, tight on D, about right, plenty
 
 
 WORLDS = (
     World(
-        "azure_conv", 1200.0, 1800.0, 5.4, "Q32B-H100-TP2", 96_000, Slo(1.0, 0.0, 0.050), 4, 3, 32,
+        "azure_conv", 1200.0, 1600.0, 5.4, "Q32B-H100-TP2", 96_000, Slo(1.0, 0.0, 0.050), 4, 3, 32, 16_384,
         ((3, 3), (5, 2), (4, 3), (6, 6)),
     ),
     World(
-        "mooncake_conversation", 600.0, 1500.0, 3.0, "L8B-H200-TP1", 384_000, Slo(3.0, 0.0, 0.050), 4, 3, 16,
+        "mooncake_conversation", 600.0, 1200.0, 3.0, "L8B-H200-TP1", 384_000, Slo(3.0, 0.0, 0.050), 4, 3, 16, 131_072,
         ((3, 3), (5, 2), (4, 3), (6, 5)),
     ),
 )  # fmt: skip
@@ -95,24 +92,32 @@ def build(name: str, world: World, load: Workload, fleet: Fleet) -> Policy:
     """A policy with its default settings; what it may learn before is the trace's first ten minutes."""
     training = load_of(world, 0.0, world.start)
     inputs = registry.Inputs(fleet.profile, fleet.budget, fleet.slo.itl, training, load)
-    return registry.entry(name).build(inputs)
+    entry = registry.entry(name)
+    settings = {"context_length": float(world.context_length)} if "context_length" in entry.tunables else {}
+    return entry.build(inputs, None, settings)
 
 
 def runs(world: World, folder: Path, planner: bool) -> Iterable[tuple[str, str, Callable[[], Outcome]]]:
     """(policy, where, how to run it) of all runs of a world."""
     load, fleet = load_of(world, world.start, world.end), fleet_of(world)
-
-    def both(name: str, where: Fleet, make: Callable[[], Policy]) -> Iterable[tuple[str, str, Callable[[], Outcome]]]:
-        yield name, "here", lambda: referee.simulated(load, where, make())
-        yield name, "replay", lambda: Replay(load, where, folder).run(make())
-
-    for p, d in world.splits:
-        yield from both(f"static-{p}-{d}", replace(fleet, prefill=p, decode=d), lambda p=p, d=d: Static(p, d))  # type: ignore[misc]
-    for name in POLICIES:
-        yield from both(name, fleet, lambda name=name: build(name, world, load, fleet))  # type: ignore[misc]
+    cases: list[tuple[str, Fleet, Callable[[], Policy]]] = [
+        (f"static-{p}-{d}", replace(fleet, prefill=p, decode=d), partial(Static, p, d)) for p, d in world.splits
+    ]
+    cases += [(name, fleet, partial(build, name, world, load, fleet)) for name in POLICIES]
+    for name, where, make in cases:
+        yield name, "here", partial(_here, load, where, make)
+        yield name, "replay", partial(_there, Replay(load, where, folder, world.context_length), make)
     if planner:
         for target in PLANNER:
-            yield f"planner-{target}", "replay", lambda target=target: Replay(load, fleet, folder).planner(target)  # type: ignore[misc]
+            yield f"planner-{target}", "replay", partial(Replay(load, fleet, folder, world.context_length).planner, target)
+
+
+def _here(load: Workload, where: Fleet, make: Callable[[], Policy]) -> Outcome:
+    return referee.simulated(load, where, make())
+
+
+def _there(replay: Replay, make: Callable[[], Policy]) -> Outcome:
+    return replay.run(make())
 
 
 def row_of(trace: str, policy: str, where: str, found: Outcome, seconds: float) -> dict[str, str]:

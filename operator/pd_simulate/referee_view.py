@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -50,34 +50,23 @@ def fit(asked: Targets, desired: Mapping[Role, int], fleet: Fleet) -> dict[Role,
 class Totals:
     """Counters kept over the ticks."""
 
-    first_tokens: float = 0.0
     finished: float = 0.0
     finished_output: float = 0.0
     finished_prompt: float = 0.0
     output: float = 0.0
 
     def add(self, traffic: Mapping[str, Any]) -> None:
-        """One tick's traffic. `shape_count`: requests finished in it; a forward of one request is one output token."""
+        """One tick's traffic. `shape_count`: requests that finished in it (TTFTs are theirs); a forward of one is a token."""
         finished = float(traffic.get("shape_count") or 0.0)
-        self.first_tokens += float(traffic.get("ttft_count") or 0.0)
         self.finished += finished
         self.finished_output += finished * float(traffic.get("avg_osl") or 0.0)
         self.finished_prompt += finished * float(traffic.get("avg_isl") or 0.0)
         self.output += float(traffic.get("accept_length_forward_count") or 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Handoff:
-    """Handoffs waiting on D, per ready P."""
-
-    each: int = 0
-    tokens: int = 0
-
-    @classmethod
-    def of(cls, decodes: Sequence[ReplicaView], prefills: int) -> Handoff:
-        """Rounded up, so that one waiting handoff shows."""
-        waiting, tokens = sum(r.waiting for r in decodes), sum(r.waiting_tokens for r in decodes)
-        return cls(-(-waiting // prefills), -(-tokens // prefills))
+def shared(whole: int, parts: int, index: int) -> int:
+    """The share of part `index` when `whole` is spread evenly."""
+    return whole // parts + (index < whole % parts)
 
 
 @dataclass(slots=True)
@@ -99,6 +88,7 @@ class Scaling:
     held_since: dict[str, float] = field(default_factory=dict)
     recent: deque[tuple[float, Mapping[str, Any]]] = field(default_factory=deque)
     decisions: list[tuple[float, int, int]] = field(default_factory=list)
+    last: tuple[float, float] = (0.0, 0.0)  # time and prefill seconds of the tick before
     prompts: Floats = field(init=False)
     seconds: Floats = field(init=False)
 
@@ -132,9 +122,11 @@ class Scaling:
         """The View at a tick; keeps samples, counters and the traffic of the last minute."""
         now = float(tick["now_ms"]) / 1000.0
         self._keep(now, tick)
-        decodes = self._replicas(now, "decode", tick, Handoff())
-        handoff = Handoff.of(decodes, max(1, len(tick["active_prefill_ids"])))
-        replicas = (*self._replicas(now, "prefill", tick, handoff), *decodes)
+        decodes = self._replicas(now, "decode", tick, (0, 0))
+        handoffs = sum(r.waiting for r in decodes), sum(r.waiting_tokens for r in decodes)
+        prefills = self._replicas(now, "prefill", tick, handoffs)
+        counters = self._counters(now, prefills, decodes)
+        replicas = (*self._with_busy(now, prefills, counters), *decodes)
         traffic = [one for _, one in self.recent]
         ttft = latency([(float(t.get("ttft_count") or 0), float(t.get("avg_ttft_ms") or 0) / 1000) for t in traffic])
         itl = latency([(float(t.get("itl_count") or 0), float(t.get("avg_itl_ms") or 0) / 1000) for t in traffic])
@@ -142,7 +134,7 @@ class Scaling:
         return View(
             now=now,
             replicas=replicas,
-            counters=self._counters(now, replicas),
+            counters=counters,
             counters_known=True,
             counters_age=0.0,
             ttft=ttft,
@@ -178,16 +170,18 @@ class Scaling:
             else latency([])
         )
 
-    def _replicas(self, now: float, role: Role, tick: Tick, handoff: Handoff) -> list[ReplicaView]:
+    def _replicas(self, now: float, role: Role, tick: Tick, handoffs: tuple[int, int]) -> list[ReplicaView]:
         found = []
         for state, key in (("ready", "active"), ("starting", "starting"), ("draining", "draining")):
-            for number in tick[f"{key}_{role}_ids"]:
+            for index, number in enumerate(tick[f"{key}_{role}_ids"]):
                 name = str(number)
                 self.created.setdefault((role, name), 0.0 if now <= self.policy.tick else now)
                 if state == "ready":
                     self.ready.setdefault((role, name), now)
                 sample = self.samples.get((role, name), {})
-                numbers = self._prefill(now, name, sample, handoff) if role == "prefill" else self._decode(sample)
+                ready = len(tick[f"active_{role}_ids"])
+                held = [shared(one, ready, index) if state == "ready" else 0 for one in handoffs]
+                numbers = self._prefill(now, name, sample, held) if role == "prefill" else self._decode(sample)
                 ready_at = self.ready.get((role, name))
                 place = self.fleet.slices[0].name
                 found.append(
@@ -195,23 +189,22 @@ class Scaling:
                 )
         return found
 
-    def _prefill(self, now: float, name: str, sample: Mapping[str, Any], handoff: Handoff) -> dict[str, Any]:
+    def _prefill(self, now: float, name: str, sample: Mapping[str, Any], held: Sequence[int]) -> dict[str, Any]:
         """The replay does not tell what a P holds: the handoffs that wait on D are spread evenly over the ready P."""
-        self.held_since[name] = self.held_since.get(name, now) if handoff.each >= 1 else now
+        self.held_since[name] = self.held_since.get(name, now) if held[0] else now
         running, waiting = int(sample.get("num_prefill_requests", 0)), int(sample.get("num_queued_prefill", 0))
         capacity = self.fleet.profile.prefill_kv_capacity
-        used = int(sample.get("sum_prefill_tokens", 0)) + int(sample.get("sum_prefill_kv_tokens", 0)) + handoff.tokens
+        used = int(sample.get("sum_prefill_tokens", 0)) + int(sample.get("sum_prefill_kv_tokens", 0)) + held[1]
         return {
             "running": running,
             "running_tokens": int(sample.get("sum_prefill_tokens", 0)),
             "waiting": waiting,
             "waiting_tokens": int(sample.get("sum_queued_prefill_tokens", 0)),
-            "held": handoff.each,
-            "held_tokens": handoff.tokens,
+            "held": held[0],
+            "held_tokens": held[1],
             "oldest_held": now - self.held_since[name],
             "kv_used": min(used, capacity),
             "kv_capacity": capacity,
-            "busy": 1.0 if running else 0.0,
         }
 
     def _decode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,9 +220,23 @@ class Scaling:
             "itl": float(sample.get("wall_time") or 0.0) if running else 0.0,
         }
 
-    def _counters(self, now: float, replicas: tuple[ReplicaView, ...]) -> Counters:
+    def _with_busy(self, now: float, prefills: list[ReplicaView], counters: Counters) -> list[ReplicaView]:
+        """Utilization of P since the last tick: prefill seconds over replica seconds, the same for each (the replay tells none).
+
+        Nor does it tell which P runs a prompt at the tick: one with work waiting does, and every one above a half busy.
+        """
+        before, worked = self.last
+        self.last = now, counters.prefill_seconds
+        ready = sum(1 for r in prefills if r.state == "ready")
+        share = (counters.prefill_seconds - worked) / (max(1, ready) * max(1e-9, now - before))
+        busy = max(0.0, min(1.0, share))
+        return [
+            replace(r, busy=busy, running=max(r.running, int(r.waiting > 0 or busy > 0.5))) if r.state == "ready" else r
+            for r in prefills
+        ]
+
+    def _counters(self, now: float, on_prefill: list[ReplicaView], decodes: list[ReplicaView]) -> Counters:
         offered = int(np.searchsorted(self.load.arrival, now, side="right"))
-        on_prefill = [r for r in replicas if r.role == "prefill"]
         ahead = sum(r.waiting + r.running for r in on_prefill)
         prefilled = max(0, offered - ahead)
         computed = max(0.0, float(self.prompts[offered]) - sum(r.waiting_tokens + r.running_tokens for r in on_prefill))
@@ -242,7 +249,7 @@ class Scaling:
             prefilled=prefilled,
             prefill_tokens=int(computed),
             prefill_seconds=float(self.seconds[prefilled]),
-            decode_starts=int(totals.first_tokens),
+            decode_starts=int(totals.finished) + sum(r.running for r in decodes),
             output_tokens=int(totals.output),
             finished=int(totals.finished),
             finished_output=math.floor(totals.finished_output + 0.5),

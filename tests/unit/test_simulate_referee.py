@@ -85,7 +85,8 @@ def test_replicas_queues_and_handoffs() -> None:
     assert [r.state for r in seen.replicas] == ["ready", "ready", "draining", "ready", "ready", "starting"]
     first = by_name["prefill-0"]
     assert (first.running, first.running_tokens, first.waiting, first.waiting_tokens) == (1, 1_000, 3, 3_000)
-    assert (first.held, first.held_tokens) == (2, 1_500)  # three handoffs on two P, rounded up
+    assert (first.held, first.held_tokens) == (2, 1_500)  # three handoffs on two P
+    assert by_name["prefill-1"].held == 1
     assert first.kv_used == 2_500
     decode = by_name["decode-0"]
     assert (decode.running, decode.kv_used, decode.waiting, decode.waiting_tokens) == (4, 4_400, 3, 3_000)
@@ -102,13 +103,17 @@ def test_counters() -> None:
     traffic = {"ttft_count": 12, "shape_count": 5, "avg_osl": 100.0, "avg_isl": 1000.0, "accept_length_forward_count": 700}
     spy, _ = play(
         tick(15.0, [fpm(0, num_queued_prefill=2, sum_queued_prefill_tokens=2_000)], [], traffic=traffic),
-        tick(30.0, [], [], traffic=traffic),
+        tick(30.0, [], [fpm(0, num_decode_requests=4)], traffic=traffic),
     )
     first, second = (view.counters for view in spy.seen)
     assert (first.offered, first.offered_tokens, first.prefilled, first.prefill_tokens) == (15, 15_000, 13, 13_000)
     assert first.prefill_seconds == pytest.approx(1.3)
-    assert (second.decode_starts, second.finished, second.finished_output, second.output_tokens) == (24, 10, 1_000, 1_400)
+    assert (first.decode_starts, second.decode_starts) == (5, 10 + 4)
+    assert (second.finished, second.finished_output, second.output_tokens) == (10, 1_000, 1_400)
     assert spy.seen[1].prefill_latency.mean == pytest.approx(0.1)
+    busy = [[r.busy for r in view.replicas if r.role == "prefill"] for view in spy.seen]
+    assert busy[0] == [pytest.approx(1.3 / 30)] * 2  # 13 prompts of 0.1 s on two P in 15 s
+    assert busy[1] == [pytest.approx(1.5 / 30)] * 2  # the sample of the first tick stays
 
 
 def test_latencies_are_weighted_over_a_minute() -> None:

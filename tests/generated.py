@@ -4,6 +4,7 @@ crds/                               from the models
 charts/pd-operator/files/crds/      the same, marked so that Helm never deletes them
 docs/reference/api.md               from the CRDs
 docs/reference/conditions.md        from the reasons
+docs/reference/compatibility.md     from the rows of upstream
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 from pd_operator.api import condition_docs, crdgen, docs
+from pd_operator.upstream import pairs_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 _KEEP = "metadata:\n  annotations:\n    helm.sh/resource-policy: keep\n"
@@ -36,6 +38,7 @@ def files() -> dict[Path, str]:
     found |= {Path("charts/pd-operator/files/crds") / name: chart_crd(text) for name, text in crds.items()}
     found[Path("docs/reference/api.md")] = docs.markdown()
     found[Path("docs/reference/conditions.md")] = condition_docs.markdown()
+    found[Path("docs/reference/compatibility.md")] = pairs_docs.markdown()
     return found
 
 

@@ -57,7 +57,9 @@ ARCHITECTURES: Final[Mapping[str, State]] = {
     "BailingMoeV3ForCausalLM": State.DELTA,
 }
 ATTENTION_FREE: Final = frozenset({"mamba", "mamba2", "falcon_mamba"})
-WITHOUT_ATTENTION_ONLY: Final = {"attention", "full_attention"}  # a hybrid type whose layers are all these keeps no recurrent state
+SPARSE_LAYERS: Final = frozenset({"qwen_sparse_attention", "indexed_attention"})  # with ring buffers (models/qwen4_exp)
+# A hybrid type all of whose layers are these keeps no recurrent state (granite-4.0-micro).
+ATTENTION_LAYERS: Final = SPARSE_LAYERS | {"attention", "full_attention", "sliding_attention", "deepseek_sparse_attention"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if inner is None:
             continue
         if not isinstance(inner, Mapping):
-            raise _Problem(f"has a {key} that is a {_json_type(inner)}, not an object")
+            raise _Problem(f"has a {key} that is a JSON {_json_type(inner)}, not an object")
         return {**config, **inner}
     return config
 
@@ -165,6 +167,9 @@ def _states(text: Mapping[str, Any], config: Mapping[str, Any], model_type: str)
     if any(ratio > 1 for ratio in ratios):
         yield State.GROUPS, "compress_ratios"
         yield State.RING, "compress_ratios"
+    if SPARSE_LAYERS & set(_names(text, "layer_types")):
+        yield State.INDEX, "layer_types"
+        yield State.RING, "layer_types"
     yield from _windows(text, model_type)
     yield from _recurrent(text, model_type)
     if _numbers(text, "engram_layer_ids"):
@@ -191,7 +196,7 @@ def _recurrent(text: Mapping[str, Any], model_type: str) -> Iterator[tuple[State
     kind = MODEL_TYPES.get(model_type)
     if kind is not None:
         entries = {e for names in lists.values() for e in names}
-        if not entries or entries - WITHOUT_ATTENTION_ONLY:
+        if not entries or entries - ATTENTION_LAYERS:
             yield kind, "model_type"
         return
     if isinstance(text.get("linear_attn_config"), Mapping) and text["linear_attn_config"].get("kda_layers"):

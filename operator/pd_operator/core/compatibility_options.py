@@ -11,6 +11,7 @@ from pd_operator.api.types import PDDeploymentSpec
 from pd_operator.core.names import Role
 
 NO_VALUE: Final = "true"  # of a switch
+MAX_SHOWN: Final = 80  # characters of a value in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Option:
     @property
     def shown(self) -> str:
         """As the user wrote it, near enough."""
-        return self.name if self.value == NO_VALUE and self.name.startswith("-") else f"{self.name}={self.value}"
+        return self.name if self.value == NO_VALUE and self.name.startswith("-") else f"{self.name}={self.value[:MAX_SHOWN]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pd_operator.core.capabilities import HYBRID, Check, Rule, State
 from pd_operator.core.compatibility_case import Case, Finding, Predicate, listed, whole
 from pd_operator.core.names import ROLES, Role
 
-GIVE_MODEL: Final = "give the model's config.json in spec.model.configMapRef, and it is checked"
+GIVE_MODEL: Final = "the model's config.json in spec.model.configMapRef, so that it can be checked"
 MAX_TENSOR: Final = 128  # of the schema
 
 
@@ -64,7 +64,7 @@ def tensor_unseen(case: Case, rule: Rule) -> Iterator[Finding]:
     """Different sizes of which nothing is known."""
     prefill, decode = case.tensor
     if prefill != decode:
-        yield Finding(_tensor("decode"), str(decode), f"prefill has {prefill}", f"{prefill} is what is known to work")
+        yield Finding(_tensor("decode"), str(decode), f"prefill has {prefill}", str(prefill))
 
 
 def heads_divide(case: Case, rule: Rule) -> Iterator[Finding]:
@@ -123,7 +123,7 @@ def context_unseen(case: Case, rule: Rule) -> Iterator[Finding]:
     for options in case.roles:
         option = options.flag(*rule.names)
         if option is not None and whole(options, rule.names) > 1:
-            yield Finding(option.field, option.shown, "", "vLLM 0.29.0 or later is what knows it")
+            yield Finding(option.field, option.shown, "", "vLLM 0.29.0 or later")
 
 
 def _blocks(case: Case, rule: Rule) -> tuple[int, int]:
@@ -147,7 +147,7 @@ def block_tensor(case: Case, rule: Rule) -> Iterator[Finding]:
         return
     if case.model is None or not case.model.replicated:
         having = f"prefill has blocks of {prefill} and {case.tensor[0]} ranks, decode has {case.tensor[1]} ranks"
-        accepted = str(prefill) if case.model else f"{prefill}; or, {GIVE_MODEL}"
+        accepted = str(prefill) if case.model else f"{prefill}, or {GIVE_MODEL}"
         yield Finding(option.field, option.shown, having, accepted, unproven=case.model is None)
 
 
@@ -167,7 +167,7 @@ def block_unsaid(case: Case, rule: Rule) -> Iterator[Finding]:
     prefill, decode = _blocks(case, rule)
     option = case.decode.flag(*rule.names) or case.prefill.flag(*rule.names)
     if option is not None and bool(prefill) != bool(decode):
-        yield Finding(option.field, option.shown, "", f"{option.shown} in spec.engine.args is what is known to agree")
+        yield Finding(option.field, option.shown, "", f"{option.shown} in spec.engine.args")
 
 
 PREDICATES: Final[Mapping[Check, Predicate]] = {

@@ -78,7 +78,7 @@ def cache_image(case: Case, rule: Rule) -> Iterator[Finding]:
 def fail_unseen(case: Case, rule: Rule) -> Iterator[Finding]:
     """Fail with a version for which it was not measured."""
     if case.spec.handoff.on_failure == "Fail":
-        yield Finding("spec.handoff.onFailure", "Fail", "", "Recompute is what is known to be safe")
+        yield Finding("spec.handoff.onFailure", "Fail", "", "Recompute")
 
 
 def image_tag(case: Case, rule: Rule) -> Iterator[Finding]:

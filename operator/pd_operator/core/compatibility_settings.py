@@ -97,8 +97,8 @@ def _layouts(case: Case, name: str) -> tuple[str, str] | None:
     for options in case.roles:
         if name in options.variables and not options.variables[name].value:
             return None
-    found = [options.variable(name) for options in case.roles]
-    return LAYOUTS.get(found[0], found[0]), LAYOUTS.get(found[1], found[1])
+    prefill, decode = (options.variable(name) for options in case.roles)
+    return LAYOUTS.get(prefill, prefill), LAYOUTS.get(decode, decode)
 
 
 def same_layout(case: Case, rule: Rule) -> Iterator[Finding]:
@@ -108,7 +108,8 @@ def same_layout(case: Case, rule: Rule) -> Iterator[Finding]:
     if layouts is None or layouts[0] == layouts[1] or (case.model is not None and case.model.replicated):
         return
     option = case.decode.variables.get(name) or case.prefill.variables[name]
-    having = f"prefill has {layouts[0]} and decode {layouts[1]}"
+    prefill, decode = (options.variable(name) or "the default, HND" for options in case.roles)
+    having = f"prefill has {prefill} and decode {decode}"
     yield Finding(option.field, option.shown, having, f"the same {name} on both roles, best in spec.engine.env")
 
 

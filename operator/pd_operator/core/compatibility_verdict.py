@@ -67,7 +67,8 @@ def _rules(case: Case) -> Iterator[Refusal | Unproven]:
 def _said(case: Case, rule: Rule, finding: Finding) -> Refusal | Unproven:
     clauses = [finding.having, rule.why]
     if rule.reason is None or finding.unproven:
-        return Unproven(finding.field, finding.value, "; ".join(c for c in (*clauses, finding.accepted) if c))
+        clauses.append(f"to be sure: {finding.accepted}" if finding.accepted else "")
+        return Unproven(finding.field, finding.value, "; ".join(c for c in clauses if c))
     accepted = "; ".join(c for c in (*clauses, f"accepted: {finding.accepted}") if c)
     return Refusal(rule.reason, finding.field, finding.value, accepted, outside=case.model is not None)
 
@@ -76,10 +77,11 @@ def _states(case: Case) -> Iterator[Refusal | Unproven]:
     """Each state that the model needs, against what becomes of it."""
     if case.model is None:
         return
-    carries = {c.state: c for c in case.upstream.carries}
-    for state, key in case.model.states.items():
-        if state in carries and not (state is State.REPLAY and _no_replay(case)):
-            yield from _state(case, case.model, key, carries[state])
+    needed = {s: key for s, key in case.model.states.items() if s is not State.REPLAY or not _no_replay(case)}
+    # Lost ones first: the first refusal is the one that status shows, and nothing but another version or model helps.
+    for carries in sorted(case.upstream.carries, key=lambda c: c.carriage is not Carriage.LOST):
+        if carries.state in needed:
+            yield from _state(case, case.model, needed[carries.state], carries)
 
 
 def _no_replay(case: Case) -> bool:
@@ -92,7 +94,7 @@ def _state(case: Case, model: Model, key: str, carries: Carries) -> Iterator[Ref
         return
     engine = f"{NAMES[case.spec.engine.type]} {case.spec.engine.version}"
     needs = f"its config.json ({key}) needs {carries.state} at handoff"
-    carriage = f"{case.spec.handoff.connector} of {engine}: {carries.carriage}, {carries.how}"
+    carriage = f"with {case.spec.handoff.connector} of {engine} it is {carries.carriage}: {carries.how}"
     if carries.carriage is Carriage.LOST:
         accepted = f"accepted: {carries.accepted}"
     elif case.spec.verification == "Required":

@@ -7,8 +7,7 @@ unproven, never silently accepted.
 Sources: vLLM is vllm-project/vllm, paths below vllm/, read in the wheels of 0.22.1, 0.25.1, 0.26.0, 0.29.0, 0.30.0, 0.31.0 and
 0.32.0 ("all" means all of these); NIXL is distributed/kv_transfer/kv_connector/v1/nixl. "Matrix" is
 docs/features/nixl_connector_compatibility.md of vLLM. LMCache is LMCache/LMCache 0.5.5, paths below lmcache/. "Measured" means
-seen by us with vLLM 0.32.0 on CPU.
-"""
+seen by us with vLLM 0.32.0 on CPU."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ _PARALLELISM: Final[tuple[Row, ...]] = (
     ),
     Row(
         Check.PIPELINE, "vllm", PAIR,
-        "vLLM's NIXL connector reads from one pipeline stage only, so with more the layers of prefill and decode do not "
-        "match",
+        "vLLM's NIXL connector reads from one pipeline stage only: with more the layers do not match",
         "vLLM 0.25.1 kv_connector/v1/base.py set_xfer_handshake_metadata_pp_aware; 0.26.0 to 0.32.0 NIXL base_worker.py "
         "__init__ and _validate_remote_agent_handshake; PR 45880 (push only), PR 53360 (pull, open), issue 52913",
         until="0.34.0",
@@ -305,21 +303,17 @@ _MEMORY: Final[tuple[Row, ...]] = (
     ),
     Row(
         Check.OLD_LEASE, "vllm", Reason.UNSUPPORTED_VERSION,
-        "this vLLM does not read it any more; the lease is in spec.handoff.leaseDuration",
+        "this vLLM does not read it any more",
         "vLLM PR 41383: there in 0.20.2, gone in 0.22.1",
         names=("VLLM_NIXL_ABORT_REQUEST_TIMEOUT",),
     ),
-    Row(
-        Check.FAIL_UNSEEN, "vllm", UNPROVEN,
-        "that a failed handoff ends only its own request was measured with vLLM 0.32.0",
-        "measured; vLLM issues 40364, 41863, 53049",
-        until="0.32.0",
-    ),
-    Row(
-        Check.FAIL_UNSEEN, "vllm", UNPROVEN,
-        "that a failed handoff ends only its own request was measured with vLLM 0.32.0",
-        "measured; vLLM issues 40364, 41863, 53049",
-        since="0.32.1",
+    *(
+        Row(
+            Check.FAIL_UNSEEN, "vllm", UNPROVEN,
+            "that a failed handoff ends only its own request was measured with vLLM 0.32.0",
+            "measured; vLLM issues 40364, 41863, 53049", since=since, until=until,
+        )
+        for since, until in (("", "0.32.0"), ("0.32.1", ""))
     ),
 )  # fmt: skip
 
@@ -340,7 +334,7 @@ _PROGRAMS: Final[tuple[Row, ...]] = (
     Row(
         Check.IMAGE_TAG, "vllm", PAIR,
         "the tag and the version name different releases, and every rule here goes by the version",
-        "tags of hub.docker.com/r/vllm/vllm-openai, vllm/vllm-router, lmcache/standalone, lightseekorg/smg",
+        "tags of these repositories on hub.docker.com",
         names=("vllm/vllm-openai", "vllm/vllm-router", "lmcache/standalone", "lightseekorg/smg"),
     ),
     Row(

@@ -118,6 +118,7 @@ def _report_parser(parser: argparse.ArgumentParser) -> None:
     add("folder", type=Path, metavar="DIR", help="results folder of `compare`")
     add("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="default report.html")
     add("--csv", type=Path, metavar="DIR", help="also write matched.csv and points.csv there")
+    add("--referee", type=Path, metavar="FILE.csv", help="outcomes of the same policies in the second simulator, of referee_study")
     add("--summary", type=Path, metavar="FILE.md", help="also write the result as Markdown")
     parser.set_defaults(command="report")
 

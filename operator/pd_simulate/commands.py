@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pd_simulate import compare as comparing
-from pd_simulate import execute, export, matrix, peers, profiles, scenario, study, text
+from pd_simulate import execute, export, matrix, peers, profiles, scenario, second, study, text
 from pd_simulate import recommend as advising
 from pd_simulate import replay as replaying
 from pd_simulate import report as reporting
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--shock {args.shock!r}: accepted are {', '.join(scenario.SHOCKS)}")
     if not 0 <= args.load <= 3:
         raise InputError(f"--load {args.load:g}: accepted is 0 (the trace's own rate) to 3")
-    entry = _entry(args.policy)
+    entry = peers.entry(args.policy)
     cell = replace(_cell(args), policy=entry.name, half=args.half, shock=args.shock, admission=args.admission, load=args.load)
     cell = _settings(cell, entry, args.set)
     ready = execute.prepare(cell)
@@ -72,7 +72,7 @@ def report(args: argparse.Namespace) -> int:
     """The HTML file of a comparison."""
     try:
         found = study.load(args.folder)
-        page = reporting.build(found)
+        page = reporting.build(found, second.read(args.referee) if args.referee else ())
     except StoreError as exc:
         raise InputError(str(exc)) from exc
     _write(args.output, page, "--output")
@@ -105,7 +105,7 @@ def recommend(args: argparse.Namespace) -> int:
     if not 0 < args.attainment < 100:
         raise InputError(f"--attainment {args.attainment:g}: accepted is a percentage between 0 and 100")
     cell = _cell(args)
-    _entry(args.policy)
+    peers.entry(args.policy)
     if args.gpus is None:
         cell = replace(cell, budget=advising.budget_for(scenario.workload(replace(cell, load=0.0))[0], cell))
     progress = Progress(0, "recommend", quiet=not sys.stderr.isatty())
@@ -123,7 +123,7 @@ def listing(args: argparse.Namespace) -> int:
     print("slo:      " + ", ".join(scenario.CLASSES))
     print("shocks:   " + ", ".join(scenario.SHOCKS))
     print("policies: name, its headroom knob with the five values of a sweep, further settings")
-    for entry in registry.ENTRIES.values():
+    for entry in peers.ENTRIES.values():
         knobs = ", ".join(f"{value:g}" for value in entry.knobs)
         more = f"; {', '.join(entry.tunables)}" if entry.tunables else ""
         print(f"  {entry.name:<24} {entry.knob} = {knobs}{more}  ({entry.evidence})")
@@ -165,13 +165,6 @@ def _slo(args: argparse.Namespace) -> str:
 
 def _ms(value: float) -> str:
     return f"{round(1000 * value)}ms"
-
-
-def _entry(name: str) -> registry.Entry:
-    try:
-        return registry.entry(name)
-    except ValueError as exc:
-        raise InputError(f"--policy: {exc}") from exc
 
 
 def _settings(cell: Cell, entry: registry.Entry, given: list[str]) -> Cell:

@@ -52,7 +52,8 @@ def prepare(cell: Cell) -> Prepared:
     """Workload, fleet and policy of a cell. Raises InputError for settings that do not fit."""
     load, times = scenario.workload(cell)
     fleet = scenario.fleet(cell, load, times)
-    return Prepared(load, fleet, peers.build(cell, load, fleet), times)
+    policy = peers.build(cell, load, fleet)
+    return Prepared(load, peers.fitted(policy, fleet), policy, times)
 
 
 def simulate_prepared(ready: Prepared, seed: int, tell: Callable[[float], None] | None = None) -> Result:

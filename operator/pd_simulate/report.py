@@ -8,16 +8,18 @@ from html import escape
 from importlib import resources
 from string import Template
 
+from pd_simulate import second
 from pd_simulate.analysis import OURS, TARGETS, Scenario, Verdicts, losses
 from pd_simulate.chapter import chapter
 from pd_simulate.markup import JUDGED, Html, Prose, bullets, judged, paragraph, table
+from pd_simulate.second import Outcome
 from pd_simulate.study import Study
 
 LEAD_TARGET = 0.95
 
 
-def build(study: Study) -> str:
-    """The whole page."""
+def build(study: Study, referee: Sequence[Outcome] = ()) -> str:
+    """The whole page; `referee` are outcomes in the second simulator."""
     titles = [(_anchor(scenario), scenario.title) for scenario in study.scenarios]
     sections = [
         _section("result", "Result", _result(study)),
@@ -29,9 +31,13 @@ def build(study: Study) -> str:
         own = [item for item in study.verdicts if item.scenario is scenario]
         body = chapter(study, scenario, own)
         sections.append(f'<section><h3 id="{_anchor(scenario)}">{escape(scenario.title)}</h3>{body}</section>')
+    last = [("reading", "How to read this")]
+    if referee:
+        sections.append(_section("referee", "A second simulator", second.section(referee)))
+        last.insert(0, ("referee", "A second simulator"))
     sections.append(_section("reading", "How to read this", _reading()))
     fixed = [("result", "Result"), ("losses", "Where ours loses"), ("left-out", "What was left out")]
-    contents = [*fixed, *titles, ("reading", "How to read this")]
+    contents = [*fixed, *titles, *last]
     return _template("report.html").substitute(
         title=escape(f"P/D scaling compared: {study.name}"),
         style=_read("report.css").strip(),

@@ -14,7 +14,20 @@ from typing import TextIO
 from pd_simulate.cell import Row, row
 
 CELLS = "cells.jsonl"
-SHOWN_BY = ("analysis", "chapter", "charts", "export", "markup", "progress", "report", "statistics", "study", "text", "units")
+SHOWN_BY = (
+    "analysis",
+    "chapter",
+    "charts",
+    "export",
+    "markup",
+    "progress",
+    "report",
+    "second",
+    "statistics",
+    "study",
+    "text",
+    "units",
+)
 STARTED_BY = ("cli", "commands", "compare", "matrix", "pool", "recommend", "replay", "store")
 
 

@@ -81,6 +81,30 @@ def test_a_user_brings_a_trace_and_an_slo(capsys: pytest.CaptureFixture[str], tm
     assert json.loads(call(capsys, *base, "--slo-itl", "1ms")[1])["attainment"] == 0.0
 
 
+def test_a_user_brings_step_times(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A table of an engine that takes 1 ms a prompt token: a prompt of 2,000 tokens waits 2 s for its first token."""
+    rows = ["config,phase,context_tokens,batch_size,latency_ms,kv_capacity,kv_bytes_per_token"]
+    rows += [f"slow,prefill,{tokens},1,{tokens},400000,131072" for tokens in (500, 1000, 2000, 3000, 4000, 6000, 8000)]
+    rows += [f"slow,decode,{tokens},{batch},{5 + batch / 10},400000,131072" for tokens in (1000, 4000) for batch in (1, 8, 32, 64)]
+    table = tmp_path / "steps.csv"
+    table.write_text("\n".join(rows) + "\n")
+    trace = tmp_path / "one.csv"
+    trace.write_text("arrival,prompt,output\n" + "".join(f"{30 * index},2000,20\n" for index in range(10)))
+    base = ("run", "--trace", str(trace), "--policy", "hpa-utilization", "--gpus", "4", "--slo", "ttft=5s,itl=50ms", "--json")
+    found = json.loads(call(capsys, *base, "--profile", str(table))[1])
+    assert found["ttft_p50"] == pytest.approx(2.0, abs=0.1) and found["attainment"] == 1.0
+    table.write_text(rows[0] + "\n" + "\n".join(rows[1:4]).replace("1000,1,1000", "1000,1,long") + "\n")
+    code, _, err = call(capsys, *base, "--profile", str(table))
+    assert code == 2 and "steps.csv" in err and "long" in err
+
+
+def test_an_aggregated_fleet_prefills_and_decodes_in_the_same_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(call(capsys, "run", *SMALL, "--policy", "aggregated-static", "--set", "share=0.75", "--json")[1])
+    assert set(found["timeline"]["columns"]["prefill_ready"]) == {0.0}
+    assert set(found["timeline"]["columns"]["decode_ready"]) == {12.0} and found["mean_gpus"] == pytest.approx(12.0)
+    assert found["completed"] == found["offered"] > 300
+
+
 def test_decisions_are_recorded_and_replay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "decisions.jsonl"
     assert call(capsys, "run", *SMALL, "--policy", "ours", "--decisions", str(file))[0] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import time
 from collections import Counter
@@ -264,3 +265,11 @@ def test_policies_meet_the_same_requests_and_seeds_do_not() -> None:
     assert list(load.arrival) == list(same.arrival) and list(load.output) == list(same.output)
     assert list(load.arrival) != list(other.arrival) and list(load.output) != list(other.output)
     assert 0 < times.warmup < times.shock_start < times.shock_end < load.duration
+
+
+def test_leaving_early_ends_the_processes() -> None:
+    answers = pool.run(fakes.square, [1, 77, 2, 3], jobs=2, limit=60.0)
+    assert next(answers).answer in (1, 4, 9)
+    assert len(multiprocessing.active_children()) == 2
+    answers.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []

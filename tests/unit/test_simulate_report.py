@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import simulate_study as made
 
-from pd_simulate import analysis, chapter, charts, export, report, store, study
+from pd_simulate import analysis, chapter, charts, export, report, second, store, study
 from pd_simulate.analysis import OURS, Standing, judge, losses, scenarios, versus
 from pd_simulate.cell import Row
 from pd_simulate.statistics import Matched, Point
@@ -208,6 +208,37 @@ def test_exports_hold_every_policy_and_target(tmp_path: Path) -> None:
     assert {item["seeds"] for item in points} == {"4"}
     text = export.markdown(found)
     assert "| azure_conv, 32 GPUs | 95 % |" in text and "Budgets 16 and 64." in text
+
+
+# The second simulator
+
+REFEREE = """trace,policy,where,attainment,gpus,completed,seconds
+t,ours,here,0.9,10,1,1
+t,ours,replay,0.8,10,1,1
+t,hpa,here,0.8,12,1,1
+t,hpa,replay,0.7,12,1,1
+t,wva,here,0.7,14,1,1
+t,wva,replay,0.75,14,1,1
+t,dynamo's own,replay,0.1,9,1,1
+"""
+
+
+def test_the_second_simulator_is_shown_with_its_rank_agreement(tmp_path: Path) -> None:
+    file = tmp_path / "referee.csv"
+    file.write_text(REFEREE)
+    outcomes = second.read(file)
+    count, taus = second.agreement(outcomes, "t")
+    # attainment: of three pairs one is discordant; GPUs agree; per GPU: 0.09 > 0.067 > 0.05 and 0.08 > 0.058 > 0.054
+    assert count == 3 and taus == {"attainment": pytest.approx(1 / 3), "mean GPUs": 1.0, "attainment per GPU": 1.0}
+    folder = made.write(tmp_path / "results", made.rows("a", seeds=2), timelines=False)
+    checker = Checker()
+    checker.feed(report.build(study.load(folder), outcomes))
+    shown = " ".join(checker.text)
+    assert "Kendall's tau-b over 3 policies: attainment 0.33, mean GPUs 1.00, attainment per GPU 1.00." in shown
+    assert "dynamo's own" in shown and "#referee" in checker.links
+    file.write_text(REFEREE + "t,ours,here,many,1,1,1\n")
+    with pytest.raises(InputError, match=r"referee.csv line 9: .*many.*accepted are the columns trace, policy, where"):
+        second.read(file)
 
 
 # Charts

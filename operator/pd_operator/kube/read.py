@@ -1,0 +1,31 @@
+"""One-time reads for the command line: no watch, no cache, nothing written."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from pd_operator.kube.auth import NoCluster
+from pd_operator.kube.client import KubeClient, Objects
+from pd_operator.kube.errors import ApiError
+
+
+class Unreadable(Exception):
+    """The cluster cannot be read; the message says why."""
+
+
+async def capacity_objects(kubeconfig: str | None = None) -> tuple[Objects, Objects]:
+    """(nodes, pods) of the whole cluster.
+
+    Raises:
+        Unreadable: no usable credentials, no answer, or no right to list nodes and pods.
+    """
+    try:
+        client = await KubeClient.connect(kubeconfig)
+    except NoCluster as exc:
+        raise Unreadable(str(exc)) from exc
+    try:
+        return await client.list("Node", None), await client.list("Pod", None)
+    except (ApiError, aiohttp.ClientError, OSError, TimeoutError) as exc:
+        raise Unreadable(f"nodes and pods cannot be listed at {client.host}: {exc or type(exc).__name__}") from exc
+    finally:
+        await client.close()

@@ -7,8 +7,10 @@ as one number in it is, and then its source says which and why. Totals are over 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from pd_operator.core.names import ROLES
 from pd_operator.core.scaling.readings import Quality, Signal, SliceHandoff, State
 from pd_operator.signals.fleet import Deployment, Side
 from pd_operator.signals.group import Group, GroupKey
@@ -51,28 +53,48 @@ def load(deployment: Deployment, groups: Mapping[GroupKey, Group]) -> Load:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Programs:
+    """What the tables of the programs of a slice say together."""
+
+    rows: Mapping[str, tables.Row]
+    quantities: frozenset[str]
+    strange: str  # an engine that has no table
+
+
+@lru_cache(maxsize=1024)
+def _programs(programs: frozenset[tuple[Side, str, str]]) -> _Programs:
+    rows: dict[str, tables.Row] = {}
+    quantities: set[str] = set()
+    strange = ""
+    for side, program, version in sorted(programs):
+        table = catalog.table(program, version)
+        if table is None and side in ("prefill", "decode"):
+            known = ", ".join(catalog.PROGRAMS)
+            strange = f"engine {program} {version} has no table of signals; those that have one are {known}"
+        elif table is not None:
+            # Where both roles run other versions, the one that is worse off counts.
+            rows |= {row.signal: row for row in table.rows if row.quality is not tables.Quality.EXACT or row.signal not in rows}
+            quantities |= {q.name for q in table.quantities}
+    return _Programs(rows, frozenset(quantities), strange)
+
+
 class _Slice:
     """The groups of one slice, and the tables of what runs in it."""
 
     def __init__(self, deployment: Deployment, name: str, groups: Mapping[GroupKey, Group], there: frozenset[Side]) -> None:
         self.name = name
         self._there = there  # sides that some slice of the deployment has
-        self._groups = {side: g for (ns, d, s, side), g in groups.items() if (ns, d, s) == (*deployment.key, name)}
         mine = [t for t in deployment.targets if t.slice == name]
         self.sides = {t.side for t in mine}
-        engines = {(t.program, t.version) for t in mine if t.side in ("prefill", "decode")}
-        routers = {(t.program, t.version) for t in mine if t.side == "router"}
-        found = [catalog.table(*program) for program in sorted(engines | routers)]
-        self._tables = [table for table in found if table is not None]
-        lacking = next((p for p in sorted(engines) if catalog.table(*p) is None), None)
-        known = ", ".join(catalog.PROGRAMS)
-        self.strange = (
-            f"engine {lacking[0]} {lacking[1]} has no table of signals; those that have one are {known}" if lacking else ""
-        )
+        found = ((side, groups.get((*deployment.key, name, side))) for side in self.sides)
+        self._groups = {side: group for side, group in found if group is not None}
+        self._programs = _programs(frozenset((t.side, t.program, t.version) for t in mine))
+        self.strange = self._programs.strange
 
     def row(self, signal: str) -> tables.Row | None:
-        """The row of a signal in the first table that has it."""
-        return next((row for table in self._tables if (row := table.row(signal))), None)
+        """The row of a signal."""
+        return self._programs.rows.get(signal)
 
     def signal(self, side: Side, quantity: str) -> Signal:
         """A number of one side. A slice without pods on a side does nothing there; a deployment without any is not idle, it is
@@ -92,7 +114,7 @@ class _Slice:
 
     def has(self, quantity: str) -> bool:
         """Whether a program of this slice gives a quantity at its version."""
-        return any(q.name == quantity for table in self._tables for q in table.quantities)
+        return quantity in self._programs.quantities
 
     def as_row(self, signal: str, reading: Signal) -> Signal:
         """A reading with the quality and the formula of its row. A slice without that side has no row, and says nothing."""
@@ -103,7 +125,7 @@ class _Slice:
             return Signal(State.UNKNOWN, source=row.formula)
         quality = Quality.EXACT if row.quality is tables.Quality.EXACT else Quality.DERIVED
         source = f"{reading.source.partition(' (')[0]} ({row.formula})" if reading.known else reading.source
-        return replace(reading, quality=quality, source=source)
+        return Signal(reading.state, reading.value, reading.age, quality, source)
 
     def handoff(self) -> Signal:
         """H. Before vLLM told fetches apart, all that waits on decode."""
@@ -112,12 +134,17 @@ class _Slice:
 
 def total(signals: Sequence[Signal]) -> Signal:
     """A sum: as old as its oldest part, as good as its worst, unknown with its first unknown part."""
-    lost = next((s for s in signals if not s.known), None)
-    if lost is not None:
-        return lost
-    worst = Quality.DERIVED if any(s.quality is Quality.DERIVED for s in signals) else Quality.EXACT
-    sources = ", ".join(dict.fromkeys(s.source for s in signals))
-    return Signal.of(sum(s.value for s in signals), max((s.age for s in signals), default=0.0), worst, sources)
+    if len(signals) == 1:
+        return signals[0]
+    value, age, quality, sources = 0.0, 0.0, Quality.EXACT, dict[str, None]()
+    for signal in signals:
+        if signal.state is State.UNKNOWN:
+            return signal
+        value += signal.value
+        age = max(age, signal.age)
+        quality = Quality.DERIVED if signal.quality is Quality.DERIVED else quality
+        sources[signal.source] = None
+    return Signal.of(value, age, quality, ", ".join(sources))
 
 
 def ratio(above: Signal, below: Signal, empty: str) -> Signal:
@@ -127,7 +154,7 @@ def ratio(above: Signal, below: Signal, empty: str) -> Signal:
         return both
     if below.value <= 0:
         return Signal(State.UNKNOWN, age=both.age, source=f"{both.source}: {empty}")
-    return replace(Signal.of(above.value / below.value, both.age, both.quality), source=both.source)
+    return Signal.of(above.value / below.value, both.age, both.quality, both.source)
 
 
 def _scaled(count: Signal, each: Signal) -> Signal:
@@ -135,7 +162,7 @@ def _scaled(count: Signal, each: Signal) -> Signal:
     if not count.known or count.value == 0:
         return count
     both = total([count, each])
-    return replace(Signal.of(count.value * each.value, both.age, both.quality), source=both.source) if both.known else each
+    return Signal.of(count.value * each.value, both.age, both.quality, both.source) if both.known else each
 
 
 def _sum(parts: Iterable[_Slice], side: Side, quantity: str) -> Signal:
@@ -148,6 +175,8 @@ def _mean(parts: Sequence[_Slice], side: Side, above: str, below: str) -> Signal
 
 def _as(reading: Signal, parts: Sequence[_Slice], signal: str) -> Signal:
     """The reading with the row of the slice that gives it worst."""
+    if len(parts) == 1:
+        return parts[0].as_row(signal, reading)
     found = [part.as_row(signal, reading) for part in parts if part.row(signal) is not None] or [reading]
     return next((s for s in found if not s.known), None) or next((s for s in found if s.quality is Quality.DERIVED), found[0])
 
@@ -191,12 +220,10 @@ def _ttft(parts: Sequence[_Slice]) -> Signal:
     """
     slowest: list[Signal] = []
     for part in parts:
-        means, tails, counts = [], [], []
-        for side in ("prefill", "decode"):
-            side_: Side = "prefill" if side == "prefill" else "decode"
-            counts.append(part.signal(side_, "first_tokens"))
-            means.append(ratio(part.signal(side_, "first_token_seconds"), counts[-1], "no first token in the window"))
-            tails.append(part.signal(side_, "first_token_quantile"))
+        counts = [part.signal(side, "first_tokens") for side in ROLES]
+        sums = [part.signal(side, "first_token_seconds") for side in ROLES]
+        means = [ratio(s, count, "no first token in the window") for s, count in zip(sums, counts, strict=True)]
+        tails = [part.signal(side, "first_token_quantile") for side in ROLES]
         if all(c.known for c in counts) and any(c.value == 0 for c in counts):
             continue
         either = [total([tails[0], means[1]]), total([means[0], tails[1]])]

@@ -33,7 +33,7 @@ class Site:
 
     kind: Kind = Kind.ANYWHERE
     key: str = ""  # topology key; "" for ANYWHERE
-    domain: str = ""  # PINNED
+    domain: str = ""  # PINNED; CROSSING: the one to be preferred
     anchor: Role = "decode"  # FLOATING: the role that binds first, the one with the larger pods
     avoid_domains: tuple[str, ...] = ()  # FLOATING: a slice of this deployment was stuck there, or another one is there
     avoid_nodes: tuple[str, ...] = ()  # FLOATING: kubernetes.io/hostname of nodes that must not take a part of it
@@ -43,7 +43,7 @@ class Site:
         if self.kind is Kind.ANYWHERE:
             return ""
         value: dict[str, Any] = {"kind": self.kind.value, "key": self.key}
-        if self.kind is Kind.PINNED:
+        if self.domain:
             value["domain"] = self.domain
         if self.kind is Kind.FLOATING:
             value["anchor"] = self.anchor

@@ -39,9 +39,14 @@ def _renamed(value: Any, old: str, new: str) -> Any:
 
 def _affinity(theirs: Mapping[str, Any], slice_: SlicePlan, role: Role) -> dict[str, Any]:
     affinity, site = dict(theirs), slice_.site
-    expressions = _nodes(site)
+    expressions = _nodes(site, role)
     if expressions:
         affinity["nodeAffinity"] = _with_nodes(affinity.get("nodeAffinity") or {}, expressions)
+    if site.kind is Kind.CROSSING and site.domain:
+        nodes = dict(affinity.get("nodeAffinity") or {})
+        preference = {"matchExpressions": [{"key": site.key, "operator": "In", "values": [site.domain]}]}
+        nodes[SOFT] = [*(nodes.get(SOFT) or []), {"weight": 50, "preference": preference}]
+        affinity["nodeAffinity"] = nodes
     if site.kind in (Kind.FLOATING, Kind.CROSSING):
         pods = dict(affinity.get("podAffinity") or {})
         term = _own_pods(slice_, role)
@@ -53,9 +58,12 @@ def _affinity(theirs: Mapping[str, Any], slice_: SlicePlan, role: Role) -> dict[
     return affinity
 
 
-def _nodes(site: Site) -> list[dict[str, Any]]:
+def _nodes(site: Site, role: Role) -> list[dict[str, Any]]:
+    """What nodes must be like. In a floating slice only the anchor chooses; the other role follows it."""
     if site.kind is Kind.PINNED:
         return [{"key": site.key, "operator": "In", "values": [site.domain]}]
+    if role != site.anchor:
+        return []
     found = []
     for name, values in ((site.key, site.avoid_domains), (HOSTNAME, site.avoid_nodes)):
         if values:

@@ -153,9 +153,9 @@ async def _sweeps(fleet: tuple[Deployment, ...]) -> tuple[float, float, float, f
 
 
 def _history(fleet: tuple[Deployment, ...], at: float) -> str:
-    """Four scrapes of busy pods."""
+    """Three scrapes of busy pods."""
     rows = []
-    for n in range(4):
+    for n in range(3):
         pods = []
         for d in fleet:
             for t in d.targets:
@@ -163,7 +163,7 @@ def _history(fleet: tuple[Deployment, ...], at: float) -> str:
                 grown = {"computed": 9000 * n, "prefills": 9 * n, "prefill_seconds": 3.0 * n, "first_tokens": {0.5: 9 * n}}
                 work = {"gaps": 900 * n, "gap_seconds": 27.0 * n, "outputs": 9 * n, "output_tokens": 900 * n, "offered": 9 * n}
                 pods.append(pod.but(fetching={"in_progress": 1}, first_token_seconds=2.0 * n, **grown, **work))
-        rows.append((at - STEP * (3 - n), pods))
+        rows.append((at - STEP * (2 - n), pods))
     return past(rows)
 
 
@@ -171,7 +171,7 @@ def _prometheus(deployments: int) -> Iterator[tuple[str, str]]:
     fleet = _fleet(deployments)
     assert PROGRAMS["decode"] == ("vllm", "0.32.0")
     say(f"Prometheus with {deployments} deployments, {10 * deployments} pods: making a past")
-    end = time.time() + 5 + 0.012 * 10 * deployments  # making and loading it takes about that long
+    end = time.time() + 5 + 0.02 * 10 * deployments  # making and loading it takes about that long
     text = _history(fleet, end)
     with Server({"scrape_configs": []}, text, ["--query.max-samples=100000000", "--query.timeout=60s"]) as server:
         del text

@@ -37,7 +37,7 @@ class Prometheus:
         if self._past:
             (folder / "past").write_text(self._past + "# EOF\n")
             argv = ["tsdb", "create-blocks-from", "openmetrics", str(folder / "past"), str(data)]
-            done = subprocess.run([str(tool("promtool")), *argv], capture_output=True, text=True, timeout=60)
+            done = subprocess.run([str(tool("promtool")), *argv], capture_output=True, text=True, timeout=400)
             assert done.returncode == 0, done.stderr
         (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(self._configuration)))
         self._log = (folder / "log").open("w+")

@@ -12,7 +12,7 @@ import yaml
 
 from cluster.tools import tool
 from pd_operator.core import names
-from pd_operator.signals import answers
+from pd_operator.signals import answers, roll
 from pd_operator.upstream import signals_catalog as catalog
 from pd_operator.upstream import signals_labels as labels
 from pd_operator.upstream import signals_promql as promql
@@ -112,3 +112,18 @@ def test_every_quantity_of_every_program_is_asked_for_once() -> None:
         table = catalog.table(program, "")
         assert table is not None
         assert {q.name for q in table.quantities} <= set(asked)
+
+
+def test_rendered_pods_keep_the_contract() -> None:
+    """Labels and container names of what the operator renders are those by which its queries know a pod."""
+    seen: set[tuple[str, str | None]] = set()
+    for golden in ("minimal", "p2p", "vllm-router"):
+        for document in yaml.safe_load_all((ROOT / "tests" / "golden" / f"{golden}.yaml").read_text()):
+            if document["kind"] != "Deployment":
+                continue
+            template = document["spec"]["template"]
+            own = template["metadata"]["labels"]
+            assert {names.DEPLOYMENT, names.SLICE} <= set(own)
+            seen.add((template["spec"]["containers"][0]["name"], own.get(names.ROLE)))
+    engine, router = roll.ENGINE_CONTAINER, roll.ROUTER_CONTAINER
+    assert seen == {(engine, "prefill"), (engine, "decode"), (router, None), ("coordinator", None)}

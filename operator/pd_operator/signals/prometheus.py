@@ -20,7 +20,6 @@ import requests
 from prometheus_api_client import PrometheusConnect
 from prometheus_api_client.exceptions import PrometheusApiClientException
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
-from urllib3.util import Retry
 
 from pd_operator.signals.answers import PODS, Answers, Query, Reader, Row, queries
 from pd_operator.signals.fleet import Fleet, Key
@@ -110,7 +109,8 @@ class Prometheus:
             session = self._session()
         except OSError as error:
             return Answers(failures={q.name: f"{error.filename}: {error.strerror}" for q in asked})
-        with PrometheusConnect(self._options.url, session=session, retry=Retry(total=0), method="POST") as client:
+        # No retries of its own: they would not know of the deadline.
+        with PrometheusConnect(self._options.url, session=session, retry=0, method="POST") as client:
             for query in asked:
                 try:
                     answer = self._query(client, session, query.expression, end)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Any
 
 import builders
 import pytest
+from builders import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
@@ -15,7 +17,7 @@ from pd_operator.api.conditions import Reason
 from pd_operator.core.capabilities import HYBRID, RECURRENT, Carriage, Check, State
 from pd_operator.core.compatibility_model import ARCHITECTURES, ATTENTION_FREE, MODEL_TYPES
 from pd_operator.core.compatibility_verdict import NAMES, PREDICATES
-from pd_operator.upstream import pairs, pairs_docs, states
+from pd_operator.upstream import catalog, pairs, pairs_docs, states
 
 ENGINES = sorted(NAMES)
 BOUNDS = sorted({b for r in (*pairs.ROWS, *states.ROWS) for b in (r.since, r.until) if b}, key=Version)
@@ -120,6 +122,27 @@ def test_kinds_of_states() -> None:
     kinds = {kind for kind in (*MODEL_TYPES.values(), *ARCHITECTURES.values()) if kind is not None}
     assert kinds == RECURRENT - {State.PLE_CONV, State.OTHER}
     assert set(MODEL_TYPES) >= ATTENTION_FREE
+
+
+def test_a_tested_version_is_named_for_programs_that_are_built_only() -> None:
+    def fields(changes: dict[str, Any]) -> dict[str, str]:
+        return {u.field: u.why for u in catalog.upstream(make_spec(changes)).unproven}
+
+    assert fields({"lmcache": {}}) == {}
+    newer = {
+        "engine": {"version": "0.33.0"},
+        "router": {"type": "vllm-router", "version": "0.2.0"},
+        "lmcache": {"version": "0.5.6"},
+    }
+    assert fields(newer) == {
+        "spec.engine.version": "tested is 0.32.0",
+        "spec.router.version": "tested is 0.1.17",
+        "spec.lmcache.version": "tested is 0.5.5",
+    }
+    assert (
+        fields({"engine": {"type": "sglang", "version": "0.5.23"}, "router": {"type": "sglang-router", "version": "0.3.2"}}) == {}
+    )
+    assert fields({"engine": {"version": "0.22.0"}}) == {}, "refused"
 
 
 # --- the page -------------------------------------------------------------------------------------------------------------

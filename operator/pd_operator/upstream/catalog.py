@@ -76,7 +76,9 @@ def upstream(spec: PDDeploymentSpec) -> Upstream:
 
 def _unproven(spec: PDDeploymentSpec, refusals: Sequence[Refusal]) -> Iterator[Unproven]:
     """Versions that our tests did not run, those apart that are refused anyway."""
-    tested = [("engine", spec.engine.version, vllm.TESTED), ("router", router_version(spec), router(spec).TESTED)]
+    tested = [("engine", spec.engine.version, vllm.TESTED)] if spec.engine.type in ENGINES else []
+    if spec.router.type in ROUTERS:
+        tested.append(("router", router_version(spec), router(spec).TESTED))
     if spec.lmcache is not None:
         tested.append(("lmcache", spec.lmcache.version, lmcache.TESTED))
     refused = {refusal.field for refusal in refusals}

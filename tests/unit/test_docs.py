@@ -12,10 +12,13 @@ import pytest
 import yaml
 
 import generated
-from pd_operator.api.conditions import Reason
+from pd_operator.api.conditions import REASONS, Reason, Type
 from pd_operator.api.types import PDDeploymentSpec
 from pd_operator.core import names
 from pd_operator.core.compatibility import review
+from pd_operator.core.observed import LOST_AFTER
+from pd_operator.core.placement.demand import BACKOFF, BACKOFF_MAX
+from pd_operator.core.placing import MAX_AVOIDED
 from pd_operator.core.revision import class_of
 from pd_operator.core.rollout import PATIENCE
 from pd_operator.upstream import catalog, lmcache, smg, vllm, vllm_router
@@ -79,7 +82,7 @@ def test_labels_page_has_every_label() -> None:
     text = (ROOT / "docs/reference/labels.md").read_text()
     for label in (names.MANAGED_BY, names.COMPONENT, names.DEPLOYMENT, names.SLICE, names.REVISION, names.ROLE, names.FRONT):
         assert f"`{label}`" in text
-    for label in (names.LLMD_ROLE, names.APPLIED_HASH, *(f"{k}: {v}" for k, v in smg.ENGINE_ANNOTATIONS.items())):
+    for label in (names.LLMD_ROLE, names.APPLIED_HASH, names.SITE, *(f"{k}: {v}" for k, v in smg.ENGINE_ANNOTATIONS.items())):
         assert f"`{label}`" in text
 
 
@@ -109,7 +112,6 @@ def test_readme_says_of_each_unbuilt_feature_that_it_is_not_built() -> None:
         "`verification`": {"verification": "Required"},
         "`scaling`": {"scaling": bounds},
         "`slo`": {"slo": {"ttft": "1s"}},
-        "`placement.transferDomain`": {"placement": {"transferDomain": {"topologyKey": "topology.kubernetes.io/zone"}}},
         "`nodes`": {"prefill": {**MINIMAL["prefill"], "nodes": 2}},
         "`gateway`": {"gateway": {}},
         "SGLang": {"engine": {"type": "sglang", "version": "0.5.0"}},
@@ -122,6 +124,18 @@ def test_readme_says_of_each_unbuilt_feature_that_it_is_not_built() -> None:
         assert Reason.NOT_IMPLEMENTED in reasons, mark
         (row,) = [line for line in text.splitlines() if line.startswith("|") and mark in line]
         assert "not built" in row
+
+
+def test_placement_page_has_the_numbers_of_the_code() -> None:
+    text = " ".join((ROOT / "docs/placement.md").read_text().split())
+    assert f"{BACKOFF.seconds // 60} minutes, doubled each time, at most {BACKOFF_MAX.seconds // 3600} hours" in text
+    assert f"gone {LOST_AFTER / 60:.0f} minutes after their grace period" in text
+    assert f"More than {MAX_AVOIDED} such nodes" in " ".join((ROOT / "docs/adr/0010-placement.md").read_text().split())
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/placement.md").read_text(), flags=re.S)
+    spec = PDDeploymentSpec.model_validate({**MINIMAL, **yaml.safe_load(shown)["spec"]})
+    assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
+    placed = {reason for reason, doc in REASONS.items() if Type.PLACED in doc.conditions} - {Reason.STARTING, Reason.SUSPENDED}
+    assert {r for r in placed if f", {r} |" in text} == placed
 
 
 def test_drain_page_has_the_numbers_of_the_code() -> None:

@@ -69,6 +69,53 @@ def shared(whole: int, parts: int, index: int) -> int:
     return whole // parts + (index < whole % parts)
 
 
+def blurred(view: View) -> View:
+    """The same view with no more in it than the replay tells, so that both simulators ask a policy the same question."""
+
+    def flat(one: Latency) -> Latency:
+        return replace(one, p50=one.mean, p90=one.mean, p95=one.mean)
+
+    prefills = [r for r in view.replicas if r.role == "prefill"]
+    ready = [r for r in prefills if r.state == "ready"]
+    busy = sum(r.busy for r in ready) / max(1, len(ready))
+    held, tokens = sum(r.held for r in prefills), sum(r.held_tokens for r in prefills)
+
+    def seen(index: int, one: ReplicaView) -> ReplicaView:
+        mine = (shared(held, len(ready), index), shared(tokens, len(ready), index)) if one.state == "ready" else (0, 0)
+        running = int(one.waiting > 0 or busy > 0.5) if one.state == "ready" else 0
+        used = min(one.kv_capacity, mine[1])
+        return replace(one, running=running, running_tokens=0, held=mine[0], held_tokens=mine[1], kv_used=used, busy=busy)
+
+    others = [r for r in prefills if r.state != "ready"]
+    decodes = [r for r in view.replicas if r.role == "decode"]
+    replicas = (*(seen(i, r) for i, r in enumerate(ready)), *(seen(0, r) for r in others), *decodes)
+    return replace(
+        view,
+        replicas=replicas,
+        ttft=flat(view.ttft),
+        itl=flat(view.itl),
+        prefill_latency=flat(view.prefill_latency),
+        handoff_wait=latency([]),
+    )
+
+
+@dataclass(slots=True)
+class Blurred:
+    """A policy that is shown `blurred` views."""
+
+    policy: Policy
+    name: str = ""
+    tick: float = 15.0
+
+    def __post_init__(self) -> None:
+        """Name and tick are the policy's."""
+        self.name, self.tick = self.policy.name, self.policy.tick
+
+    def decide(self, view: View) -> Targets:
+        """The policy's answer."""
+        return self.policy.decide(blurred(view))
+
+
 @dataclass(slots=True)
 class Scaling:
     """The `scaling_policy` of the replay around one of our policies: `initial_tick_ms`, `on_tick`.

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulate_policies_views import EVEN, load_of
+from simulate_policies_views import EVEN, load_of, pods, view
+from simulate_policies_views import latency as shown
 
 from pd_simulate import referee, referee_study
 from pd_simulate.fleet import Slo
 from pd_simulate.policies.static import Static
 from pd_simulate.referee import Outcome, Replay, tau
-from pd_simulate.referee_view import Scaling, fit, latency
+from pd_simulate.referee_view import Scaling, blurred, fit, latency
 from pd_simulate.view import Targets, View
 
 FLEET = referee.fleet(EVEN, 2, 2, 8, Slo(1.0, 0.0, 0.050), 60.0)
@@ -146,6 +147,17 @@ def test_answers() -> None:
 def test_fit_trims_the_larger_rise(asked: tuple[int, int], desired: tuple[int, int], expected: tuple[int, int]) -> None:
     found = fit(Targets(*asked), {"prefill": desired[0], "decode": desired[1]}, FLEET)
     assert (found["prefill"], found["decode"]) == expected
+
+
+def test_blurred_views_tell_no_more_than_the_replay() -> None:
+    p = (*pods("prefill", 1, running=3, running_tokens=9, waiting=2, held=5, held_tokens=501, kv_used=90_000, busy=0.9),
+         *pods("prefill", 1, first=1, running=1, busy=0.1))  # fmt: skip
+    sharp = view(0.0, p + pods("decode", 1, waiting=4), ttft=replace(shown(0.9), mean=0.2), handoff_wait=shown(0.4))
+    seen = blurred(sharp)
+    assert [r.running for r in seen.replicas[:2]] == [1, 0]  # one has work waiting; half of the time none of them is busy
+    assert [(r.held, r.held_tokens, r.kv_used) for r in seen.replicas[:2]] == [(3, 251, 251), (2, 250, 250)]
+    assert [r.busy for r in seen.replicas[:2]] == [0.5, 0.5]
+    assert (seen.ttft.p90, seen.handoff_wait.count, seen.replicas[2].waiting) == (0.2, 0, 4)
 
 
 def test_trace_file(tmp_path: Path) -> None:

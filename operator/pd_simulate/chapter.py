@@ -50,7 +50,7 @@ def _load(scenario: Scenario) -> str:
     rate = f"rate scaled to {100 * cell.load:g} % of the budget at the peak" if cell.load else "the trace's own rate"
     offered = [row.summary["offered"] for row in scenario.rows if row.summary]
     return (
-        f"{half}, {rate}; SLO {cell.slo}; start-up {cell.lead_time:g} s; {len(scenario.seeds())} seeds; "
+        f"{half}, {rate}; engine {cell.profile}; SLO {cell.slo}; start-up {cell.lead_time:g} s; {len(scenario.seeds())} seeds; "
         f"{_span(min(offered), max(offered))} requests measured in {scenario.window:,.0f} s."
     )
 

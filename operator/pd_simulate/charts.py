@@ -13,6 +13,7 @@ from html import escape
 
 WIDE, NARROW = 760, 360  # pixels
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 34
+LINE = 15  # pixels between two texts above each other
 BEST_SHOWN = 0.9995  # attainment is drawn on a scale of nines; beyond this all is one line
 WORST_SHOWN = 0.3
 NINES = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
@@ -110,10 +111,13 @@ class Canvas:
     def axes(self) -> None:
         """Grid lines, tick texts and the labels of both axes."""
         floor = self.height - BOTTOM
-        for value in self.y.ticks:
+        above = -math.inf
+        for value in sorted(self.y.ticks, reverse=True):
             y = self._up(value)
             self.parts.append(f'<line class="grid" x1="{LEFT}" x2="{self.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            self.text(LEFT - 6, y + 4, self.y.text(value), "end")
+            if y - above >= LINE:
+                self.text(LEFT - 6, y + 4, self.y.text(value), "end")
+                above = y
         for value in self.x.ticks:
             x = self._across(value)
             self.parts.append(f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{floor}" y2="{floor + 4}"/>')

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from string import Template
 
 from pd_simulate import second
-from pd_simulate.analysis import OURS, TARGETS, Scenario, Verdicts, losses
+from pd_simulate.analysis import OURS, TARGETS, Verdicts, losses
 from pd_simulate.chapter import chapter
 from pd_simulate.markup import JUDGED, Html, Prose, bullets, judged, paragraph, table
 from pd_simulate.second import Outcome
@@ -20,17 +19,17 @@ LEAD_TARGET = 0.95
 
 def build(study: Study, referee: Sequence[Outcome] = ()) -> str:
     """The whole page; `referee` are outcomes in the second simulator."""
-    titles = [(_anchor(scenario), scenario.title) for scenario in study.scenarios]
+    titles = [(f"scenario-{number}", scenario.title) for number, scenario in enumerate(study.scenarios, start=1)]
     sections = [
         _section("result", "Result", _result(study)),
         _section("losses", "Where ours loses", _losses(study)),
         _section("left-out", "What was left out", _left_out(study)),
         '<h2 id="scenarios">Scenarios</h2>',
     ]
-    for scenario in study.scenarios:
+    for (anchor, title), scenario in zip(titles, study.scenarios, strict=True):
         own = [item for item in study.verdicts if item.scenario is scenario]
         body = chapter(study, scenario, own)
-        sections.append(f'<section><h3 id="{_anchor(scenario)}">{escape(scenario.title)}</h3>{body}</section>')
+        sections.append(f'<section><h3 id="{anchor}">{escape(title)}</h3>{body}</section>')
     last = [("reading", "How to read this")]
     if referee:
         sections.append(_section("referee", "A second simulator", second.section(referee)))
@@ -166,10 +165,6 @@ def _reading() -> str:
             "oracle: knows the future; no policy can be expected to beat it by much.",
         ]
     )
-
-
-def _anchor(scenario: Scenario) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", scenario.title.lower()).strip("-")
 
 
 def _template(name: str) -> Template:

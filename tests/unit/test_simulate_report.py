@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -257,6 +258,15 @@ def test_attainment_is_drawn_on_a_scale_of_nines() -> None:
     heights = [canvas.at(0, value)[1] for value in (0.9, 0.99, 0.999)]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2])
     assert canvas.at(0, 1.0)[1] == canvas.at(0, 0.9999)[1], "all beyond 99.95 % is one line"
+
+
+def test_texts_of_the_axis_do_not_lie_on_each_other() -> None:
+    series = charts.Series("x", [(1.0, 0.31), (2.0, 0.9995)], "s-ours")
+    for width in (charts.WIDE, charts.NARROW):
+        found = re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+ %)<', charts.fronts([series], width, "t"))
+        heights = [float(y) for y, _ in found]
+        assert all(low - high >= charts.LINE for high, low in itertools.pairwise(heights))
+        assert {"90 %", "99 %", "99.9 %"} <= {text for _, text in found}
 
 
 def test_lines_stay_inside_the_chart() -> None:

@@ -99,6 +99,7 @@ simulate-browser: simulate-smoke ## Look at that report in headless Chromium (in
 	@$(PY) -m browser build/simulate/report.html --pictures build/simulate/pictures
 
 bench: tools ## Reconcile latency at 1 and 200 objects, memory, CPU and API calls of the operator.
+	$(PY) -m bench.placement
 	$(PY) -m bench
 
 demo: setup ## A cluster, the operator, a model, a request, an answer. ENGINE=vllm runs real vLLM on CPU.

@@ -133,7 +133,9 @@ def test_a_plan_that_was_carried_out_is_kept(seed: int) -> None:
 def test_preferred_is_never_less_than_required(seed: int) -> None:
     world = small(seed)
     required = plan(world)
-    preferred = place(replace(world.demand, mode="Preferred"), world.view)
+    view, demand = world.view, replace(world.demand, mode="Preferred")
+    preferred = place(demand, view)
+    assert reserve(demand, view, preferred.domains)
     assert preferred.objective.lost <= required.objective.lost
     assert not preferred.crossing or preferred.objective.lost < required.objective.lost
     assert sum(s.crossing for s in preferred.domains) <= 1 and len(preferred.domains) <= world.demand.max_domains

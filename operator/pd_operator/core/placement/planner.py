@@ -65,7 +65,7 @@ def reserve(demand: Demand, view: CapacityView, shares: Sequence[Share]) -> bool
     """
     packer = Packer(demand.prefill_shape, demand.decode_shape)
     complete = True
-    for share in shares:
+    for share in sorted(shares, key=lambda s: s.crossing):  # one that crosses domains takes what the others leave
         domains = Domains(demand, view, packer, "" if share.crossing else None)
         rp, rd = domains.running(share.domain)
         pods = packer.pack(domains.nodes(share.domain), max(0, share.prefill - rp), max(0, share.decode - rd))

@@ -172,3 +172,20 @@ def test_pods_of_the_tests_show_all_that_vllm_s_table_asks() -> None:
     assert found is not None
     page = Pod("decode", fetching={"in_progress": 1}).page()
     assert {slot.series for slot in found.read(page)} == set(catalog.table("vllm", "0.32.0").series) - {"rejected"}  # type: ignore[union-attr]
+
+
+def test_a_page_of_the_real_smg() -> None:
+    """Lines of smg 1.13.0 while 7 requests came, 2 ran, 2 were queued and 2 rejected (--max-concurrent-requests 2 --queue-size 3)."""
+    page = b"""# TYPE smg_http_requests_total counter
+smg_http_requests_total{method="POST",path="/v1/completions"} 6
+smg_http_requests_total{method="GET",path="/readiness"} 1
+smg_http_requests_total{method="POST",path="/v1/chat/completions"} 1
+smg_http_responses_total{path="/v1/completions",status_code="429",error_code="admission_queue_full"} 1
+smg_admission_queue_rejected_total{reason="full"} 2
+smg_admission_inflight 2
+smg_admission_queue_depth 2
+smg_pd_admission_window{worker="http://127.0.0.1:58223"} 0
+"""
+    found = reader("smg", "1.13.0")
+    assert found is not None
+    assert sums(found.read(page)) == {"offered": 7.0, "queue": 2.0}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from pd_operator.signals.exposition import info_number
-from pd_operator.signals.fleet import Deployment, Target
+from pd_operator.signals.fleet import Deployment, Side, Target
 from pd_operator.signals.group import Group, GroupKey, group_key, quantities_of
 from pd_operator.signals.roll import Page, Roll, pages
 from pd_operator.upstream import signals_catalog as catalog
@@ -63,7 +64,10 @@ class Reader:
         self._roll = roll
         self._source = source
         self._pages: dict[GroupKey, list[Page]] = pages(answers.rows.get(PODS, ()))
-        self._numbers = {q.name: _numbers(q, rows) for q in asked if q.quantity and (rows := answers.rows.get(q.name))}
+        self._numbers: dict[GroupKey, dict[str, float]] = {}
+        for query in asked:
+            if query.quantity is not None:
+                _sort(query, answers.rows.get(query.name, ()), self._numbers)
 
     def groups(self, deployment: Deployment) -> dict[GroupKey, Group]:
         """The groups of one PDDeployment."""
@@ -78,50 +82,54 @@ class Reader:
         roll = self._roll.check(targets, self._pages.get(key, ()), self._answers.asked)
         if roll.problem:
             return Group(problem=f"query {PODS}: {roll.problem}", source=self._source, age=roll.age)
-        wanted: dict[str, tuple[Quantity, bool]] = {}
-        for program, version in {(t.program, t.version) for t in targets}:
-            if (table := catalog.table(program, version)) is not None:
-                wanted |= {q.name: (q, table.series[q.series].optional) for q in quantities_of(table, key[3])}
         values: dict[str, float] = {}
         unknown: dict[str, str] = {}
-        for quantity, optional in wanted.values():
-            number = self._number(name_of(quantity, percentile), quantity, optional, key)
-            if isinstance(number, str):
-                unknown[quantity.name] = number
-            else:
+        numbers = self._numbers.get(key, {})
+        for quantity, optional in _wanted(frozenset((t.program, t.version) for t in targets), key[3]):
+            name = name_of(quantity, percentile)
+            number = numbers.get(name)
+            if number is not None and math.isfinite(number):
                 values[quantity.name] = number
+            elif number is None and optional and name not in self._answers.failures:
+                values[quantity.name] = 0.0
+            else:
+                unknown[quantity.name] = self._why(name, quantity, number, key)
         return Group(values, unknown, age=roll.age, pods=roll.count, source=self._source)
 
-    def _number(self, name: str, quantity: Quantity, optional: bool, key: GroupKey) -> float | str:
-        """A group's number, or why there is none."""
+    def _why(self, name: str, quantity: Quantity, number: float | None, key: GroupKey) -> str:
+        """Why a group has no such number."""
         if failure := self._answers.failures.get(name):
             return f"query {name}: {failure}"
-        value = self._numbers.get(name, {}).get(key)
-        if value is None and optional:
-            return 0.0
-        if value is None:
+        if number is None:
             return f"query {name}: no series for {key[0]}/{key[1]} {key[3]} in slice {key[2]}"
-        if math.isfinite(value):
-            return value
         # histogram_quantile() of a histogram that did not move is NaN.
-        empty = quantity.how is How.QUANTILE and math.isnan(value)
-        return f"query {name}: {'nothing was observed in the window' if empty else f'{value} is no number'}"
+        empty = quantity.how is How.QUANTILE and math.isnan(number)
+        return f"query {name}: {'nothing was observed in the window' if empty else f'{number} is no number'}"
 
 
-def _numbers(query: Query, rows: Sequence[Row]) -> dict[GroupKey, float]:
+@lru_cache(maxsize=1024)
+def _wanted(programs: frozenset[tuple[str, str]], side: Side) -> tuple[tuple[Quantity, bool], ...]:
+    """What a group of these programs has, and whether its absence is zero."""
+    found: dict[str, tuple[Quantity, bool]] = {}
+    for program, version in sorted(programs):
+        if (table := catalog.table(program, version)) is not None:
+            found |= {q.name: (q, table.series[q.series].optional) for q in quantities_of(table, side)}
+    return tuple(found.values())
+
+
+def _sort(query: Query, rows: Sequence[Row], into: dict[GroupKey, dict[str, float]]) -> None:
     """Rows by group. Rows of an info are multiplied by the number in their labels, and added."""
-    found: dict[GroupKey, float] = {}
     with_labels = query.quantity is not None and query.quantity.how in (How.SIZE, How.SHARE)
     for metric, value in rows:
         key = _key(metric)
         if key is None:
             continue
+        mine = into.setdefault(key, {})
         if with_labels:
             number = next((n for info in query.infos if (n := info_number(info, metric)) is not None), math.nan)
-            found[key] = found.get(key, 0.0) + value * number
+            mine[query.name] = mine.get(query.name, 0.0) + value * number
         else:
-            found[key] = value
-    return found
+            mine[query.name] = value
 
 
 def _key(metric: Mapping[str, str]) -> GroupKey | None:

@@ -28,10 +28,10 @@ class Group:
     def signal(self, quantity: str, quality: Quality = Quality.EXACT) -> Signal:
         """One number as a signal."""
         value = self.values.get(quantity)
-        if self.problem or value is None or not math.isfinite(value):
-            why = self.problem or self.unknown.get(quantity) or f"{quantity} is {'absent' if value is None else 'no number'}"
-            return Signal(State.UNKNOWN, age=self.age, quality=quality, source=f"{self.source}: {why}")
-        return Signal.of(value, self.age, quality, self.source)
+        if value is not None and math.isfinite(value) and not self.problem:
+            return Signal(State.VALUE if value else State.IDLE, value, self.age, quality, self.source)
+        why = self.problem or self.unknown.get(quantity) or f"{quantity} is {'absent' if value is None else 'no number'}"
+        return Signal(State.UNKNOWN, age=self.age, quality=quality, source=f"{self.source}: {why}")
 
 
 def group_key(target: Target) -> GroupKey:

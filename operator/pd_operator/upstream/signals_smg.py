@@ -13,7 +13,7 @@ from pd_operator.upstream.signals_table import How, Kind, Quality, Quantity, Row
 PATHS: Final = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 
 SERIES: Final = {
-    # Counted whether or not the request is rejected later. Absent before the first request.
+    # Counted when the request comes: 7 with 2 running, 2 queued and 2 rejected (measured). Absent before the first request.
     "offered": Series(Kind.COUNTER, ("smg_http_requests_total",), {"path": PATHS}, optional=True),
     # Two places where a request waits, one after the other: at the door, and for a prefill worker. Both appear at first use.
     "queue": Series(Kind.GAUGE, ("smg_admission_queue_depth", "smg_pd_prefill_admission_queued"), added=True, optional=True),

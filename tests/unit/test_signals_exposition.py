@@ -175,7 +175,7 @@ def test_pods_of_the_tests_show_all_that_vllm_s_table_asks() -> None:
 
 
 def test_a_page_of_the_real_smg() -> None:
-    """Lines of smg 1.13.0 while 7 requests came, 2 ran, 2 were queued and 2 rejected (--max-concurrent-requests 2 --queue-size 3)."""
+    """Lines of smg 1.13.0 when 7 requests had come: 2 ran, 2 were queued, 2 rejected (--max-concurrent-requests 2)."""
     page = b"""# TYPE smg_http_requests_total counter
 smg_http_requests_total{method="POST",path="/v1/completions"} 6
 smg_http_requests_total{method="GET",path="/readiness"} 1

@@ -105,6 +105,21 @@ def test_promtool_accepts_the_rules() -> None:
     assert "22 rules found" in done.stdout
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_chart_wraps_the_file_when_asked(enabled: bool) -> None:
+    values = [
+        "image.repository=localhost/x",
+        f"recordingRules.enabled={str(enabled).lower()}",
+        "recordingRules.labels.release=mine",
+    ]
+    argv = [str(tool("helm")), "template", "pd-operator", str(ROOT / "charts" / "pd-operator"), "--skip-schema-validation"]
+    done = subprocess.run([*argv, "--set", ",".join(values)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = [d for d in yaml.safe_load_all(done.stdout) if d and d["kind"] == "PrometheusRule"]
+    assert [d["spec"] for d in found] == ([promql.rules()] if enabled else [])
+    assert all(d["metadata"]["labels"]["release"] == "mine" for d in found)
+
+
 def test_every_quantity_of_every_program_is_asked_for_once() -> None:
     asked = [quantity.name for quantity, _ in catalog.union()]
     assert len(set(asked)) == len(asked)

@@ -30,7 +30,9 @@ def limits_of(
         ((2, 30), (2.0, 60.0), {}, (1, 15)),  # 16 x 2 / 62 = 0.5
         ((9, 9), (9.0, 3.0), {}, (9, 7)),  # its share is 12, it asks for 9
         ((8, 8), (8.0, 8.0), {"gpus": (1, 3)}, (4, 4)),  # 16 x 8 / (8 + 24) = 4 of one GPU; 12 GPUs are left: 4 of three
-        ((3, 3), (3.0, 3.0), {"gpus": (4, 2)}, (3, 2)),  # 16 x 3 / 18 = 2.7; 4 GPUs are left
+        ((3, 3), (3.0, 3.0), {"gpus": (4, 2)}, (2, 3)),  # 2.7: 2 and 4, or 3 and 2, serve 2/3 of the flows alike
+        ((9, 9), (17.0, 1.4), {}, (9, 7)),
+        ((20, 9), (17.0, 1.4), {}, (14, 2)),  # 14.8: 15 and 1 would serve 0.88 and 0.71, 14 and 2 serve 0.82 and all
         ((9, 9), (None, 9.0), {}, (8, 8)),  # a flow is not known: the counts
         ((9, 9), (0.0, 0.0), {}, (8, 8)),
         ((9, 9), (1.0, 99.0), {"least": (5, 1)}, (7, 9)),  # what decode does not ask for is prefill's
@@ -66,6 +68,12 @@ def test_a_split_within_one_of_the_present_one_is_kept_when_switched_on() -> Non
     assert split((9, 20), claims, limits_of(), Law(split_hysteresis=True)) == (5, 11)
     far = (Claim(9, 6, 4.0, keep=False), claims[1])
     assert split((9, 20), far, limits_of(), Law(split_hysteresis=True)) == (4, 12)
+
+
+@pytest.mark.parametrize(("give", "expected"), [((0, 0), (4, 12)), ((1, 1), (5, 11)), ((9, 9), (8, 8))])
+def test_a_split_takes_no_more_than_a_role_may_give(give: tuple[int, int], expected: tuple[int, int]) -> None:
+    claims = (Claim(9, 4, 9.0, keep=False, give=give[0]), Claim(12, 12, 9.0, keep=False, give=give[1]))
+    assert split((9, 12), claims, limits_of(), Law()) == expected
 
 
 def applied(

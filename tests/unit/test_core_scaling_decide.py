@@ -43,9 +43,9 @@ def test_a_quiet_tick_holds() -> None:
 
 def test_more_prompts_raise_prefill_in_one_tick() -> None:
     decision = tick(d=1, prompt_rate=80_000.0, queued_tokens=500_000.0)
-    # A = 20,000 + (1 - e^-0.5) 60,000 = 43,608; n = 43,608 / 12,000 = 3.63
-    assert (counts(decision), reasons(decision)) == ((4, 1), (Reason.DEMAND, Reason.HOLD))
-    assert decision.prefill.flow == pytest.approx(3.634, abs=0.001)
+    # four times as much is a jump and no noise: A is 80,000 at once, n = 80,000 / 12,000; up by four at most
+    assert (counts(decision), reasons(decision)) == ((6, 1), (Reason.DEMAND, Reason.HOLD))
+    assert decision.prefill.flow == pytest.approx(6.667, abs=0.001)
     assert decision.bottleneck is Bottleneck.PREFILL
 
 
@@ -105,7 +105,8 @@ def test_caps() -> None:
     short = replace(BOUNDS, decode=replace(BOUNDS.decode, maximum=2))
     assert reasons(tick(bounds=short, running=900.0))[1] is Reason.MAX_REPLICAS
     capped = tick(bounds=replace(BOUNDS, max_gpus=4), running=900.0, prompt_rate=20_000.0)
-    assert (counts(capped), capped.decode.reason) == ((2, 2), Reason.MAX_GPUS)
+    # flows 1.7 and 5.3 of 4 GPUs: one for prefill, three for decode; the third when prefill's is free
+    assert (counts(capped), capped.decode.reason, capped.prefill.reason) == ((1, 2), Reason.MAX_GPUS, Reason.MAX_GPUS)
 
 
 def test_a_step_down_by_a_cap_starts_the_minute() -> None:

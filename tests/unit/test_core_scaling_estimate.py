@@ -54,7 +54,7 @@ def test_a_clock_that_stands_or_goes_back_counts_as_one_tick(last: float | None,
 
 def test_rates_keep_their_average_while_unknown() -> None:
     before = learned().prefill
-    after = estimate.prefill_rates(readings(prompt_rate=UNKNOWN, request_rate=20.0), before, DEFAULT, HALF)
+    after = estimate.prefill_rates(readings(prompt_rate=UNKNOWN, request_rate=20.0), before, Law(jump=0.0), HALF)
     assert after.prompt_rate == before.prompt_rate
     assert after.request_rate is not None and after.request_rate.mean == pytest.approx(15.0, rel=1e-5)
 
@@ -97,11 +97,21 @@ SATURATED = {"prefill_rate": 30_000.0, "prefill_seconds": 1.0, "every_prefill_wa
 
 
 def test_a_saturated_window_corrects_v() -> None:
+    """Replicas that have work all the time and are busy half of it: the other half is lost in every flow."""
     before = PrefillLearned(tokens=1.0, seconds=1 / 20_000, ready=2)
     after = estimate.throughput(readings(**SATURATED), before, DEFAULT, 60 * math.log(2), False)
-    # base is 30,000 tokens a busy second; the replicas did 15,000 each: half way from gain 1 to 0.5
+    # 30,000 tokens a busy second; the replicas did 15,000 each: half way from gain 1 to 0.5
     assert after.gain == pytest.approx(0.75, rel=1e-4)
     assert after.throughput == pytest.approx(22_500.0, rel=1e-4)
+
+
+def test_an_engine_that_got_slower_is_no_loss_of_the_window() -> None:
+    """Every replica is busy and does 5,000 where 20,000 was known: V falls by the decay, its gain does not."""
+    before = PrefillLearned(tokens=2_400_000.0, seconds=120.0, ready=2)
+    slow = readings(prefill_rate=10_000.0, prefill_seconds=2.0, every_prefill_waiting=True)
+    after = estimate.throughput(slow, before, DEFAULT, 15.0, False)
+    assert after.gain == 1.0
+    assert after.throughput == pytest.approx((2_400_000 * math.exp(-0.125) + 150_000) / (120 * math.exp(-0.125) + 30), rel=1e-4)
 
 
 @pytest.mark.parametrize(

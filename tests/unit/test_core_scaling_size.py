@@ -159,3 +159,18 @@ def test_a_backlog_is_frozen_while_replicas_start() -> None:
     assert sized(1.9, starting, 5.0, memory=ordered.memory, backlog_frozen=True).count == 3
     assert sized(4.0, starting, 5.0, memory=ordered.memory, backlog_frozen=True).count == 5  # what flows still orders
     assert sized(1.9, replicas(3), 5.0, memory=ordered.memory, backlog_frozen=True).count == 7  # all are there: it counts again
+
+
+def test_a_step_down_that_was_taken_back_makes_the_next_one_wait_longer() -> None:
+    memory = Memory(peaks=((NOW - 290, 2),), stepped_down=NOW - 100)
+    back = sized(2.5, replicas(2), memory=memory, reversal_factor=2.0)
+    assert (back.count, back.memory.patience) == (3, 2.0)
+    kept = Memory(peaks=((NOW - 500, 3), (NOW - 290, 2)), patience=2.0)
+    assert sized(1.0, replicas(3), memory=kept, reversal_factor=2.0).reason is Reason.COOLDOWN  # a window of 600 s still knows 3
+    assert sized(1.0, replicas(3), memory=kept).count == 3
+    late = Memory(peaks=((NOW - 290, 2),), stepped_down=NOW - 601)
+    assert sized(2.5, replicas(2), memory=late, reversal_factor=2.0).memory.patience == 1.0  # no reversal: another load
+    calm = Memory(peaks=((NOW - 290, 2),), stepped_down=NOW - 1201, patience=2.0)
+    assert sized(2.0, replicas(2), memory=calm, reversal_factor=2.0).memory.patience == 1.0
+    worst = Memory(peaks=((NOW - 290, 2),), stepped_down=NOW - 1, patience=8.0)
+    assert sized(2.5, replicas(2), memory=worst, reversal_factor=2.0).memory.patience == 8.0

@@ -26,13 +26,10 @@ def lost(tick: Readings, names: tuple[str, ...]) -> Readings:
 
 
 def within(tick: Readings, bounds: Bounds) -> bool:
-    """The counts that are asked for now break no bound themselves: a lowered bound shrinks, known or not."""
-    p, d = tick.prefill.desired, tick.decode.desired
-    return (
-        p <= bounds.prefill.maximum
-        and d <= bounds.decode.maximum
-        and (bounds.max_gpus is None or bounds.gpus_of(p, d) <= bounds.max_gpus)
-    )
+    """The counts that are asked for now, raised to the minimums, break no bound themselves: a bound shrinks, known or not."""
+    p, d = max(tick.prefill.desired, bounds.prefill.minimum), max(tick.decode.desired, bounds.decode.minimum)
+    fits = bounds.max_gpus is None or bounds.gpus_of(p, d) <= bounds.max_gpus
+    return p <= bounds.prefill.maximum and d <= bounds.decode.maximum and fits
 
 
 @settings(max_examples=150, deadline=None)

@@ -84,7 +84,7 @@ class Ours:
             kv_tokens=_sum(decodes, "kv_used"),
             kv_capacity=Signal.of(float(decodes[0].kv_capacity)) if decodes else UNKNOWN,
             output_tokens=Signal.of(output) if output is not None else UNKNOWN,
-            itl=_latency(view.itl.p95, self._fresh(view)),
+            itl=_latency(view.itl.p50, self._fresh(view)),
             prefill_latency=_latency(view.prefill_latency.mean, self._fresh(view)),
             ttft=_latency(view.ttft.p95, self._fresh(view)),
             slices=_slices(view, holders, decodes, starts),

@@ -23,6 +23,7 @@ class Claim:
     current: int
     flow: float | None  # replicas that its flow needs: the key of the split
     keep: bool  # it may not shrink in favour of the other (unknown signals, rollout)
+    give: int = 10**9  # replicas that it may give to the other in this tick
 
 
 Pair = tuple[int, int]
@@ -60,7 +61,8 @@ def split(counts: Pair, claims: tuple[Claim, Claim], bounds: Bounds, law: Law) -
         return (counts[0] if gp == 0 else min(counts[0], cap // gp), counts[1] if gd == 0 else min(counts[1], cap // gd))
     floor_p, floor_d = _floors(counts, claims, bounds, cap)
     flow_p, flow_d = _flows(counts, claims)
-    p = _round_half_up(cap * flow_p / (flow_p * gp + flow_d * gd)) if flow_p + flow_d > 0 else cap // (gp + gd)
+    exact = cap * flow_p / (flow_p * gp + flow_d * gd) if flow_p + flow_d > 0 else cap / (gp + gd)
+    p = _best(exact, (flow_p, flow_d), (gp, gd), cap) if law.split_best else _round_half_up(exact)
     if law.split_hysteresis and abs(p - claims[0].current) <= 1 and bounds.gpus_of(claims[0].current, claims[1].current) <= cap:
         p = claims[0].current
     p = min(max(p, floor_p), (cap - floor_d * gd) // gp)
@@ -71,8 +73,10 @@ def split(counts: Pair, claims: tuple[Claim, Claim], bounds: Bounds, law: Law) -
 
 def _floors(counts: Pair, claims: tuple[Claim, Claim], bounds: Bounds, cap: int) -> Pair:
     """A role that must not shrink keeps what it has, unless even that is over the cap: then the minimum."""
-    kept_p = min(counts[0], claims[0].current) if claims[0].keep else bounds.prefill.minimum
-    kept_d = min(counts[1], claims[1].current) if claims[1].keep else bounds.decode.minimum
+    least = (bounds.prefill.minimum, bounds.decode.minimum)
+    kept_p, kept_d = (
+        min(counts[i], claims[i].current if claims[i].keep else max(least[i], claims[i].current - claims[i].give)) for i in (0, 1)
+    )
     if bounds.gpus_of(kept_p, kept_d) <= cap:
         return kept_p, kept_d
     return bounds.prefill.minimum, bounds.decode.minimum
@@ -83,6 +87,17 @@ def _flows(counts: Pair, claims: tuple[Claim, Claim]) -> tuple[float, float]:
     if claims[0].flow is None or claims[1].flow is None:
         return float(counts[0]), float(counts[1])
     return claims[0].flow, claims[1].flow
+
+
+def _best(exact: float, flows: tuple[float, float], gpus: Pair, cap: int) -> int:
+    """Of the two whole counts beside the exact share, the one whose scarcer role serves more of its flow."""
+
+    def served(p: int) -> float:
+        d = max(0, cap - p * gpus[0]) // gpus[1]
+        return min(p / flows[0] if flows[0] > 0 else math.inf, d / flows[1] if flows[1] > 0 else math.inf)
+
+    low = math.floor(exact)
+    return low + 1 if served(low + 1) > served(low) else low
 
 
 def _round_half_up(value: float) -> int:

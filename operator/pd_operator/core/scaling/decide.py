@@ -16,7 +16,7 @@ from pd_operator.core.scaling.decision import Alert, Bottleneck, Decision, Limit
 from pd_operator.core.scaling.estimate import batch, known
 from pd_operator.core.scaling.gate import gates, handoff_budget
 from pd_operator.core.scaling.law import DEFAULT, Law
-from pd_operator.core.scaling.learned import DecodeLearned, Learned, Memory, PrefillLearned
+from pd_operator.core.scaling.learned import DecodeLearned, Learned, Memory, PrefillLearned, average, significant
 from pd_operator.core.scaling.need import Need, need_of_decode, need_of_prefill
 from pd_operator.core.scaling.readings import Readings, State
 from pd_operator.core.scaling.size import Guards, Sized, hold, size
@@ -46,10 +46,10 @@ def decide(readings: Readings, learned: Learned, bounds: Bounds, now: float, law
         _size_decode(readings, seen, need_d, bounds, law, now),
     )
     replicas = (readings.prefill, readings.decode)
-    flow_d = _flow_of_decode(need_d, seen, readings, bounds, law)
+    flows = _split_flows(readings, seen, need_p, need_d, bounds, law, estimate.elapsed(learned, now, bounds))
     claims = (
-        Claim(sized[0].count, replicas[0].desired, need_p.flow, keep=bool(need_p.missing) or readings.rollout),
-        Claim(sized[1].count, replicas[1].desired, flow_d, keep=bool(need_d.missing) or readings.rollout),
+        _claim(sized[0], replicas[0].desired, flows[0], bool(need_p.missing) or readings.rollout, law, now),
+        _claim(sized[1], replicas[1].desired, flows[1], bool(need_d.missing) or readings.rollout, law, now),
     )
     counts, limits = caps.apply(claims, replicas, 1 if seen.congested else 0, bounds, law)
     prefill = _answer("prefill", readings, need_p, sized[0], counts[0], limits[0])
@@ -59,7 +59,7 @@ def decide(readings: Readings, learned: Learned, bounds: Bounds, now: float, law
         prefill=prefill,
         decode=decode,
         bottleneck=_bottleneck(readings, need_p, need_d, seen),
-        learned=_next(seen, sized, (prefill, decode), now),
+        learned=_next(seen, sized, (prefill, decode), flows, now),
         congested=tuple(g.slice for g in seen.decode.gates if g.congested),
         alerts=_alerts(seen, bounds, now),
     )
@@ -101,7 +101,7 @@ def _size_prefill(readings: Readings, seen: _Seen, need: Need, bounds: Bounds, l
     memory, replicas = seen.prefill.memory, readings.prefill
     if need.missing:
         return hold(replicas, bounds.prefill, law, memory, now, f"not known: {', '.join(need.missing)}")
-    guards = replace(_keep(readings, seen), may_rise=not (seen.congested and law.prefill_gate))
+    guards = replace(_keep(readings, seen), may_rise=not (seen.congested and law.prefill_gate and law.gate_holds))
     if 0 < law.latency_ticks <= seen.prefill.late and replicas.starting == 0:
         # The model says enough and TTFT says no; decode is not the reason, or `late` would be 0.
         need = replace(need, backlog=max(need.backlog, replicas.desired + 1 - (need.flow or 0.0)))
@@ -112,7 +112,7 @@ def _size_prefill(readings: Readings, seen: _Seen, need: Need, bounds: Bounds, l
         fits = offered / (left * v) < law.prefill_fits and queue <= law.queue_fits * v * left
     idle = not need.inputs["A"] and not need.inputs["Q"]
     sized = size(need, fits or idle, replicas, bounds.prefill, guards, law, memory, now)
-    return sized if guards.may_rise else _gated(sized, need, replicas.desired, v, law)
+    return _gated(sized, need, replicas.desired, v, law) if seen.congested and law.prefill_gate else sized
 
 
 def _gated(sized: Sized, need: Need, current: int, v: float, law: Law) -> Sized:
@@ -151,13 +151,34 @@ def _keep(readings: Readings, seen: _Seen) -> Guards:
     return Guards()
 
 
+def _claim(sized: Sized, current: int, flow: float | None, keep: bool, law: Law, now: float) -> Claim:
+    last = sized.memory.stepped_down
+    rested = last is None or not 0 <= now - last < law.down_interval
+    return Claim(sized.count, current, flow, keep, give=(1 if rested else 0) if law.split_step else current)
+
+
+def _split_flows(
+    readings: Readings, seen: _Seen, need_p: Need, need_d: Need, bounds: Bounds, law: Law, seconds: float
+) -> tuple[float | None, float | None]:
+    """Replicas that the flows of both roles need: what a split over maxGPUs goes by."""
+    flows = (need_p.flow, _flow_of_decode(need_d, seen, readings, bounds, law))
+    before = (seen.prefill.memory.flow, seen.decode.memory.flow)
+    if law.split_window <= 0:
+        return flows
+    mean_p, mean_d = (
+        old if new is None else average(old, new, seconds, law.split_window) for old, new in zip(before, flows, strict=True)
+    )
+    return mean_p, mean_d
+
+
 def _flow_of_decode(need: Need, seen: _Seen, readings: Readings, bounds: Bounds, law: Law) -> float | None:
-    """f_D of the split: min(n_D, lam OSL ITL / (rho_D b)), so that a backlog buys decode no share that prefill needs."""
+    """f_D of the split: a backlog must not buy decode a share that prefill needs, so H counts little or nothing."""
     total, rate = need.total, seen.prefill.request_rate
     itl, output = known(readings.itl), seen.decode.output
     if total is None or rate is None or itl is None or output is None:
-        return total
-    return min(total, rate.mean * output * itl / (law.decode_load * batch(seen.decode, bounds, law)))
+        return need.flow if law.split_flow_max else total
+    little = rate.mean * output * itl / (law.decode_load * batch(seen.decode, bounds, law))
+    return max(need.flow or 0.0, little) if law.split_flow_max else min(total, little)
 
 
 def _answer(role: str, readings: Readings, need: Need, sized: Sized, count: int, limits: list[Limit]) -> RoleDecision:
@@ -195,11 +216,18 @@ def _alerts(seen: _Seen, bounds: Bounds, now: float) -> tuple[Alert, ...]:
     return (*((Alert.BROKEN_PATH,) if broken else ()), *((Alert.STALLED_ENGINE,) if seen.stalled else ()))
 
 
-def _next(seen: _Seen, sized: tuple[Sized, Sized], answers: tuple[RoleDecision, RoleDecision], now: float) -> Learned:
+def _next(
+    seen: _Seen,
+    sized: tuple[Sized, Sized],
+    answers: tuple[RoleDecision, RoleDecision],
+    flows: tuple[float | None, float | None],
+    now: float,
+) -> Learned:
     """Learned for the next tick. A role that a cap shrank has stepped down as well."""
-    memories = [_memory(s.memory, a, now) for s, a in zip(sized, answers, strict=True)]
+    memories = [_memory(s.memory, a, f, now) for s, a, f in zip(sized, answers, flows, strict=True)]
     return Learned(round(now, 3), replace(seen.prefill, memory=memories[0]), replace(seen.decode, memory=memories[1]))
 
 
-def _memory(memory: Memory, answer: RoleDecision, now: float) -> Memory:
+def _memory(memory: Memory, answer: RoleDecision, flow: float | None, now: float) -> Memory:
+    memory = replace(memory, flow=None if flow is None else significant(flow))
     return replace(memory, stepped_down=round(now, 3)) if answer.desired < answer.current else memory

@@ -15,7 +15,7 @@ from pd_operator.core.scaling.learned import DecodeLearned, Learned, PrefillLear
 from pd_operator.core.scaling.readings import Readings, Signal
 
 HOLT_LEVEL, HOLT_TREND, HOLT_DAMPING = 0.3, 0.1, 0.95  # facts: damped Holt on 15 s bins
-GAIN = (0.5, 4.0)  # limits of the correction of tokens per prefill second: beyond them a counter is wrong, not an engine
+GAIN = (0.5, 1.0)  # limits of the correction of tokens per prefill second: beyond them a counter is wrong, not an engine
 
 
 def known(signal: Signal) -> float | None:
@@ -76,8 +76,10 @@ def throughput(readings: Readings, learned: PrefillLearned, law: Law, seconds: f
     base = total / spent if total > 0 and spent > 0 else None
     gain, value = learned.gain, learned.throughput
     sample = _saturated(readings, learned, seconds) if not held_back else None
-    if sample is not None and base is not None:
-        gain = min(GAIN[1], max(GAIN[0], average(gain, sample / base, seconds, law.saturated_window)))
+    if sample is not None and base is not None and tokens and busy:
+        # Of the same window: a base that still remembers a faster engine must not pass for a loss of this one.
+        now = sample * min(busy, ready) / tokens
+        gain = min(GAIN[1], max(GAIN[0], average(gain, now, seconds, law.saturated_window)))
     elif sample is not None:
         value = average(value, sample, seconds, law.saturated_window)
     if base is not None:
@@ -116,7 +118,7 @@ def decode_numbers(readings: Readings, learned: DecodeLearned, bounds: Bounds, l
         starts=average(learned.starts, starts, seconds, law.rate_window) if starts is not None else learned.starts,
     )
     if running is not None and kv and running >= law.kv_min_running:
-        after = replace(after, kv_per_request=significant(kv / running))
+        after = replace(after, kv_per_request=average(learned.kv_per_request, kv / running, seconds, law.kv_window))
     return replace(after, itl_batch=_itl_batch(readings, after, bounds, law, seconds))
 
 
@@ -143,9 +145,9 @@ def _itl_batch(readings: Readings, learned: DecodeLearned, bounds: Bounds, law: 
     if itl is None or running is None or objective is None or ready <= 0 or itl <= 0:
         return learned.itl_batch
     now, most = running / ready, kv_batch(learned, bounds, law)
-    if itl > objective and now >= 1:
+    if itl > law.itl_high * objective and now >= 1:
         limit = learned.itl_batch if learned.itl_batch is not None else most
-        return significant(max(1.0, min(limit, now * max(law.itl_floor, objective / itl))))
+        return significant(max(1.0, min(limit, now * max(law.itl_floor, law.itl_high * objective / itl))))
     if learned.itl_batch is None:
         return None
     if itl < law.itl_margin * objective:

@@ -37,7 +37,7 @@ def gates(
     """
     slices = readings.slices or (SliceHandoff("", readings.handoff_waiting, readings.decode_starts),)
     before = {g.slice: g for g in learned.gates}
-    room = stuck or not _is_full(readings, batch, law)
+    room = stuck or not _is_full(readings, learned, batch, law)
     after, longest = [], None
     for part in slices:
         gate, wait = _gate(part, before.get(part.name, Gate(part.name)), budget, room, law, seconds)
@@ -46,17 +46,20 @@ def gates(
     return tuple(after), longest
 
 
-def _is_full(readings: Readings, batch: float, law: Law) -> bool:
-    """Whether D runs enough for a waiting handoff to mean a full D; when it does not, the link is what is slow."""
+def _is_full(readings: Readings, learned: DecodeLearned, batch: float, law: Law) -> bool:
+    """Whether D runs enough for a waiting handoff to mean a full D; when it does not, the link is what is slow.
+
+    Without a known KV capacity b is only a guess from above, and D counts as full: the gate errs towards holding prefill.
+    """
     running = known(readings.running)
-    return running is None or running >= law.gate_fullness * batch * readings.decode.ready
+    return running is None or not learned.kv_capacity or running >= law.gate_fullness * batch * readings.decode.ready
 
 
 def _gate(part: SliceHandoff, gate: Gate, budget: float, room: bool, law: Law, seconds: float) -> tuple[Gate, float | None]:
     waiting, starts = known(part.waiting), known(part.starts)
     if waiting is None or starts is None:
         return gate, None
-    mean = average(gate.starts, starts, seconds, law.rate_window)
+    mean = average(gate.starts, starts, seconds, law.rate_window if law.gate_smooth else 0.0)
     # By Little's law H / x is the wait; a queue that nothing leaves has no end that could be told.
     wait = waiting / mean if mean > 0 else (None if waiting else 0.0)
     slow = waiting >= law.gate_min_waiting and (wait is None or wait > law.gate_share * budget) and not room

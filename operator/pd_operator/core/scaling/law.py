@@ -22,6 +22,7 @@ class Law:
     decode_load: float = 0.85  # rho_D: share of b that R may take (l0s6)
     kv_share: float = 0.8  # u: share of a decode replica's KV that running requests may hold (l0s6)
     kv_prior: float = 6000.0  # tokens per request before anything was seen (l0s6)
+    kv_window: float = 30.0  # s, EWMA of c; 0 takes the last tick
     kv_min_running: float = 4.0  # R below which KV per request is noise (l0s6)
     drain_time: float = 60.0  # s in which queued prompt tokens are to be gone (l0s6)
     # Gate
@@ -41,6 +42,7 @@ class Law:
     decode_fits: float = 0.85  # the same for D (l0s6)
     queue_fits: float = 0.5  # s of queued work of the replicas left, below which a P may go (l0s6)
     # b under an ITL objective
+    itl_high: float = 1.0  # of the objective: b falls above it
     itl_margin: float = 0.9  # of the objective: b may grow again below it
     itl_floor: float = 0.5  # b falls at most by this factor a tick
     itl_recovery: float = 600.0  # s in which b grows by e while ITL is below the margin
@@ -51,13 +53,20 @@ class Law:
     drain_lead_time: bool = False  # a backlog need not be gone sooner than a new replica could help: drain time >= lead time
     backlog_frozen: bool = False  # while replicas start, the backlog that ordered them orders no more
     forecast: bool = False  # damped Holt on A at lead time + tick; never below A
-    jump: float = 0.0  # > 1: a rate off by this factor replaces its average at once
+    jump: float = 1.3  # > 1: a rate off by this factor replaces its average at once
     tail: float = 0.0  # z: A counts with z standard deviations of its ticks on top
     hold_decode: float = 0.0  # s of queued prefill above which no D goes down (D looks idle while P is short)
     split_hysteresis: bool = False  # at the cap, a split within one replica of the present one is kept
-    gate_fullness: float = 0.0  # share of b that R must take before a waiting handoff counts as a full D (else: the link)
-    prefill_gate: bool = True  # P may not rise while D is congested
+    gate_fullness: float = 0.6  # share of b that R must take before a waiting handoff counts as a full D (else: the link)
+    prefill_gate: bool = True  # queued prompts order no P while D is congested
+    gate_holds: bool = True  # P may not rise at all while D is congested, not by what arrives either
+    gate_smooth: bool = True  # the gate sees x averaged over the rate window, not the last tick's
+    split_window: float = 120.0  # s, EWMA of the flows that key the split
+    split_flow_max: bool = True  # f_D is the larger of R / (rho b) and lam OSL ITL / (rho b), not the smaller of that and n_D
+    split_step: bool = True  # a split takes one replica a down interval from a role, not all at once
+    split_best: bool = True  # the split serves the largest share of both flows, instead of rounding the proportion
     down_share: float = 0.0  # a step down is this share of the replicas, at least one
+    reversal_factor: float = 0.0  # > 1: the down window grows by it when a step down had to be taken back, to at most 8 times
     latency_ticks: int = 0  # > 0: P rises by one after so many ticks of TTFT above its objective while D is not congested
 
 

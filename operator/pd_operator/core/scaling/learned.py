@@ -14,6 +14,8 @@ class Memory:
 
     peaks: tuple[tuple[float, int], ...] = ()
     stepped_down: float | None = None  # time of the last step down
+    patience: float = 1.0  # factor of the down window: a step down that had to be taken back makes the next one wait longer
+    flow: float | None = None  # replicas: averaged flow, the key of a split
     frozen_backlog: float | None = None  # replicas: the backlog part that ordered what is starting now
 
     def push(self, now: float, recommendation: int, window: float) -> tuple[tuple[float, int], ...]:

@@ -12,6 +12,8 @@ from pd_operator.core.scaling.learned import Memory
 from pd_operator.core.scaling.need import Need
 from pd_operator.core.scaling.readings import Replicas
 
+MAX_PATIENCE = 8.0  # down windows
+
 
 @dataclass(frozen=True, slots=True)
 class Guards:
@@ -54,7 +56,8 @@ def size(
     need, memory = _freeze(need, replicas, law, memory)
     total = need.total or 0.0
     wanted = max(bounds.minimum, math.ceil(total - law.dead_band), guards.floor)
-    window = window_of(bounds, law)
+    memory = _patience(memory, wanted > replicas.desired, window_of(bounds, law), law, now)
+    window = window_of(bounds, law) * memory.patience
     current = replicas.desired
     if not memory.peaks:  # no past is known: what there is counts as wanted, so that nothing shrinks before a whole window was seen
         memory = replace(memory, peaks=((round(now, 3), current),))
@@ -71,6 +74,18 @@ def size(
     if wanted < current:
         return _fall(wanted, max(n for _, n in peaks), fits, replicas, guards, law, memory, now)
     return Sized(current, wanted, Reason.HOLD, (), memory)
+
+
+def _patience(memory: Memory, rises: bool, window: float, law: Law, now: float) -> Memory:
+    """Longer after a step down that is taken back within two windows, shorter again after one that was not."""
+    if law.reversal_factor <= 1 or memory.stepped_down is None:
+        return memory
+    since = now - memory.stepped_down
+    if rises and since < 2 * window:
+        return replace(memory, patience=min(MAX_PATIENCE, memory.patience * law.reversal_factor), stepped_down=None)
+    if since > 2 * window * memory.patience and memory.patience > 1:
+        return replace(memory, patience=max(1.0, memory.patience / law.reversal_factor), stepped_down=round(now, 3))
+    return memory
 
 
 def _freeze(need: Need, replicas: Replicas, law: Law, memory: Memory) -> tuple[Need, Memory]:

@@ -156,7 +156,9 @@ class Replay:
             if limited.over:
                 raise TimeoutError(f"no end after {WALL:g} s, at {scaling.decisions[-1][0]:g} s of simulated time") from exc
             raise
-        return self._outcome(policy.name, report)
+        found = self._outcome(policy.name, report)
+        # Of the window only, as in the simulator: with a backlog the replay goes on for long after it, at frozen counts.
+        return replace(found, gpus=scaling.gpu_seconds / scaling.last[0]) if scaling.last[0] else found
 
     def planner(self, target: str) -> Outcome:
         """Dynamo's own planner code with that optimization target."""
@@ -217,7 +219,7 @@ class Replay:
     def _outcome(self, name: str, report: dict[str, Any]) -> Outcome:
         seconds = report["prefill_worker_seconds"] * self.fleet.gpus("prefill")
         seconds += report["decode_worker_seconds"] * self.fleet.gpus("decode")
-        # The replay ends with its last request: what is held after the window is a tail that both simulators pay.
+        # The replay ends with its last request; of the planner only the mean up to there is known.
         span = max(self.load.duration, report["duration_ms"] / 1000)
         good = int(report["goodput_completed_requests"])
         return Outcome(name, good / max(1, len(self.load)), seconds / span, int(report["completed_requests"]))

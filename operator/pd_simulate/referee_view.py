@@ -136,6 +136,7 @@ class Scaling:
     recent: deque[tuple[float, Mapping[str, Any]]] = field(default_factory=deque)
     decisions: list[tuple[float, int, int]] = field(default_factory=list)
     last: tuple[float, float] = (0.0, 0.0)  # time and prefill seconds of the tick before
+    gpu_seconds: float = 0.0  # of all states, up to the last tick of the window
     prompts: Floats = field(init=False)
     seconds: Floats = field(init=False)
 
@@ -200,6 +201,8 @@ class Scaling:
         )
 
     def _keep(self, now: float, tick: Tick) -> None:
+        alive = {role: sum(len(tick[f"{state}_{role}_ids"]) for state in ("active", "starting", "draining")) for role in ROLES}
+        self.gpu_seconds += (now - self.last[0]) * sum(alive[role] * self.fleet.gpus(role) for role in ROLES)
         for role in ROLES:
             for sample in tick[f"{role}_fpm_snapshots"]:
                 self.samples[role, str(sample["worker_id"])] = sample

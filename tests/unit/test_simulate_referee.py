@@ -128,6 +128,13 @@ def test_latencies_are_weighted_over_a_minute() -> None:
     assert latency([]).count == 0
 
 
+def test_gpu_seconds_of_all_states() -> None:
+    scaling = Scaling(Spy(Targets(2, 2)), load_of(np.arange(1.0, 101.0), 1_000, 100, 100.0), FLEET)
+    scaling.on_tick(tick(15.0, [], []))
+    scaling.on_tick(tick(30.0, [], [], starting_decode_ids=[2], draining_prefill_ids=[7]))
+    assert scaling.gpu_seconds == 15.0 * 4 + 15.0 * 6
+
+
 def test_answers() -> None:
     _, answers = play(tick(15.0, [], []), tick(90.0, [], []), targets=Targets(9, 3))
     assert answers[0] == {"target_prefill": 5, "target_decode": 3, "next_tick_ms": 30_000.0}  # 8 GPUs

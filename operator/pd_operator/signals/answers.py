@@ -11,7 +11,7 @@ from typing import Any, Final
 from pd_operator.signals.exposition import info_number
 from pd_operator.signals.fleet import Deployment, Side, Target
 from pd_operator.signals.group import Group, GroupKey, group_key, quantities_of
-from pd_operator.signals.roll import Page, Roll, pages
+from pd_operator.signals.roll import Pages, Roll, pages
 from pd_operator.upstream import signals_catalog as catalog
 from pd_operator.upstream import signals_labels as labels
 from pd_operator.upstream.signals_promql import Expressions
@@ -63,7 +63,7 @@ class Reader:
         self._answers = answers
         self._roll = roll
         self._source = source
-        self._pages: dict[GroupKey, list[Page]] = pages(answers.rows.get(PODS, ()))
+        self._pages: Mapping[GroupKey, Pages] = pages(answers.rows.get(PODS, ()))
         self._numbers: dict[GroupKey, dict[str, float]] = {}
         for query in asked:
             if query.quantity is not None:
@@ -79,7 +79,7 @@ class Reader:
     def _group(self, key: GroupKey, targets: Sequence[Target], percentile: int) -> Group:
         if failure := self._answers.failures.get(PODS):
             return Group(problem=f"query {PODS}: {failure}", source=self._source)
-        roll = self._roll.check(targets, self._pages.get(key, ()), self._answers.asked)
+        roll = self._roll.check(targets, self._pages.get(key, {}), self._answers.asked)
         if roll.problem:
             return Group(problem=f"query {PODS}: {roll.problem}", source=self._source, age=roll.age)
         values: dict[str, float] = {}

@@ -15,12 +15,8 @@ ENGINE_CONTAINER: Final = "engine"
 ROUTER_CONTAINER: Final = "router"
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One scraped page."""
-
-    pod: str
-    time: float  # of the scrape, the server's clock
+NEVER: Final = float("-inf")
+Pages = Mapping[str, float]  # pod -> time of its scrape, the server's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +28,18 @@ class Answer:
     problem: str = ""
 
 
-def pages(rows: Iterable[tuple[Mapping[str, str], float]]) -> dict[GroupKey, list[Page]]:
+def pages(rows: Iterable[tuple[Mapping[str, str], float]]) -> Mapping[GroupKey, Pages]:
     """The rows of the query `pods` by group."""
-    found: dict[GroupKey, list[Page]] = {}
+    found: dict[GroupKey, dict[str, float]] = {}
     for metric, time in rows:
         container = metric.get(labels.CONTAINER, "")
-        role = metric.get(labels.ROLE, "")
+        role: Any = metric.get(labels.ROLE, "")
         if container == ROUTER_CONTAINER and not role:
-            side: Any = "router"
-        elif container == ENGINE_CONTAINER and role in ("prefill", "decode"):
-            side = role
-        else:
+            role = "router"
+        elif container != ENGINE_CONTAINER or role not in ("prefill", "decode"):
             continue
-        key = (metric.get(labels.NAMESPACE, ""), metric.get(labels.DEPLOYMENT, ""), metric.get(labels.SLICE, ""), side)
-        found.setdefault(key, []).append(Page(metric.get(labels.POD, ""), time))
+        key = (metric.get(labels.NAMESPACE, ""), metric.get(labels.DEPLOYMENT, ""), metric.get(labels.SLICE, ""), role)
+        found.setdefault(key, {})[metric.get(labels.POD, "")] = time
     return found
 
 
@@ -64,20 +58,24 @@ class Roll:
         for gone in [pod for pod, last in self._seen.items() if now - last > 5 * self._fresh]:
             del self._seen[gone]
 
-    def check(self, targets: Sequence[Target], seen: Sequence[Page], asked: float) -> Answer:
+    def check(self, targets: Sequence[Target], seen: Pages, asked: float) -> Answer:
         """Compare a group's pods with what was scraped. `asked` is the server's time of the query."""
-        namespace = targets[0].namespace
-        ours = {t.pod for t in targets}
-        fresh = {page.pod: page.time for page in seen if asked - page.time <= self._fresh}
-        if foreign := sorted(pod for pod in fresh if (namespace, pod) not in self._seen):
-            return Answer(problem=f"pod {foreign[0]} carries the labels of {targets[0].deployment} and is none of its pods")
-        lost = sorted(t.pod for t in targets if t.ready and t.pod not in fresh)
-        known = {page.pod: page.time for page in seen}
+        since = asked - self._fresh
+        times = [(target, seen.get(target.pod, NEVER)) for target in targets]
+        counted = [time for _, time in times if time >= since]
+        if len(counted) < len(seen) and (stranger := self._stranger(targets, seen, since)):
+            return Answer(problem=f"pod {stranger} carries the labels of {targets[0].deployment} and is none of its pods")
+        lost = sorted((target.pod, time) for target, time in times if target.ready and time < since)
         if lost:
-            pod, others = lost[0], f" ({len(lost)} of {len(ours)} pods are missing)" if len(lost) > 1 else ""
-            since = f"last scraped {asked - known[pod]:.0f} s ago" if pod in known else "not scraped"
-            return Answer(problem=f"pod {pod}: {since}{others}", age=max(0.0, asked - known.get(pod, asked)))
-        counted = [time for pod, time in fresh.items() if pod in ours]
+            pod, time = lost[0]
+            others = f" ({len(lost)} of {len(targets)} pods are missing)" if len(lost) > 1 else ""
+            told = f"last scraped {asked - time:.0f} s ago" if time > NEVER else "not scraped"
+            return Answer(problem=f"pod {pod}: {told}{others}", age=max(0.0, asked - time) if time > NEVER else 0.0)
         if not counted:
-            return Answer(problem=f"pod {min(ours)}: not scraped, and no pod of the group is ready")
+            return Answer(problem=f"pod {min(t.pod for t in targets)}: not scraped, and no pod of the group is ready")
         return Answer(len(counted), max(0.0, asked - min(counted)))
+
+    def _stranger(self, targets: Sequence[Target], seen: Pages, since: float) -> str:
+        """The first pod that was scraped lately and neither is nor lately was of the fleet."""
+        namespace = targets[0].namespace
+        return min((pod for pod, time in seen.items() if time >= since and (namespace, pod) not in self._seen), default="")

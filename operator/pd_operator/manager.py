@@ -20,8 +20,12 @@ import aiohttp
 
 from pd_operator import __version__
 from pd_operator.controller.capacity import CapacityFeed
+from pd_operator.controller.decision_log import DecisionLog, new_source
 from pd_operator.controller.health import Check, Health, LoopLag, Problem, over
 from pd_operator.controller.loop import Controller, Key
+from pd_operator.controller.roster import Roster
+from pd_operator.controller.scaling import ScalingLoop
+from pd_operator.controller.scaling_metrics import ScalingMetrics
 from pd_operator.controller.telemetry import Telemetry
 from pd_operator.controller.watch import KOPF_STOP, OUR_KINDS, EventStreams, child_reflectors, event_registry, run_kopf
 from pd_operator.controller.workqueue import WorkQueue
@@ -36,6 +40,7 @@ from pd_operator.kube.lease import LeaseElector, LeaseLost, LeaseTiming
 from pd_operator.kube.reflector import Reflector, Timing
 from pd_operator.kube.store import Stores
 from pd_operator.settings import Settings
+from pd_operator.signals.source import Source
 
 __all__ = ["Manager", "NoCluster", "ReconcileFactory", "Reconciler", "StartFailed", "run", "run_process"]
 
@@ -96,6 +101,8 @@ class Manager:
         self._tasks: dict[asyncio.Task[None], str] = {}
         self._failed: str = ""
         self.reflectors: list[Reflector[Any]] = []
+        self.scaling: ScalingLoop | None = None
+        self.source: Source | None = None
         self.health = Health(
             settings.http_host, settings.http_port, live=self._live(), ready=self._ready(), expose=self.telemetry.expose
         )
@@ -179,6 +186,7 @@ class Manager:
             self.reflectors += CapacityFeed(client, self.stores.ledger, self.queue.add_after, self._watch_timing).reflectors
         recorder = EventRecorder(client, settings.identity)
         reconciler = self._factory(client, self.stores, settings, recorder)
+        self.scaling = self._scaling(client, getattr(reconciler, "roster", None), recorder)
         self.controller = Controller(
             self.queue,
             reconciler.reconcile,
@@ -196,6 +204,25 @@ class Manager:
             stream_ages=self.stream_ages,
         )
 
+    def _scaling(self, client: KubeClient, roster: Roster | None, recorder: EventRecorder) -> ScalingLoop | None:
+        """The scaling tick; None with a reconciler of tests that has no roster."""
+        if roster is None:
+            return None
+        self.source = new_source(roster.fleet, self.settings)
+        log = DecisionLog(self.settings.decision_log) if self.settings.decision_log else None
+        self.telemetry.registry.register(ScalingMetrics(roster))
+        return ScalingLoop(
+            client,
+            self.stores,
+            roster,
+            self.source,
+            recorder,
+            is_leader=self.elector.is_leader,
+            enqueue=self._child_changed,
+            log=log.write if log else lambda line: None,
+            tick=self.settings.signals.tick_seconds,
+        )
+
     def _child_changed(self, key: Key) -> None:
         self.queue.add_after(key, COALESCE)
 
@@ -206,6 +233,9 @@ class Manager:
         self._lease_task = self._spawn("lease", self.elector.run())
         self._spawn("loop lag", self.lag.run(self.streams.sample))
         self._workers = self._spawn("workers", self._work())
+        if self.scaling is not None and self.source is not None:
+            self._spawn("signals", self.source.run())
+            self._spawn("scaling tick", self.scaling.run())
         self._spawn("resync", self._resync(client))
         registry = event_registry(client, self.streams, self.stores, self.queue.add)
         self._kopf = self._spawn("kopf", run_kopf(registry, self.settings.namespaces, self._stop_kopf, self._handle_signals))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 CONFIG = "PD_CONFIG"
@@ -20,6 +20,40 @@ NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
 class SettingsError(Exception):
     """A setting is wrong; the message names each field, where it was set and what is accepted."""
+
+
+class PrometheusSettings(BaseModel):
+    """Where Prometheus is and how to ask it. Credentials are files, read at each tick, so that they may rotate."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+    url: str = Field(default="", description="Base URL, e.g. http://prometheus.monitoring.svc:9090.")
+    matchers: dict[str, str] = Field(default_factory=dict, description="External labels that every query names, e.g. cluster.")
+    headers: dict[str, str] = Field(default_factory=dict, description="Headers of every query, e.g. X-Scope-OrgID of a tenant.")
+    token_file: str = Field(default="", description="File with a bearer token.")
+    ca_file: str = Field(default="", description="File with the CA's certificate.")
+    certificate_file: str = Field(default="", description="File with a client certificate.")
+    key_file: str = Field(default="", description="File with its key.")
+    recorded: bool = Field(default=False, description="Read the chart's recording rules instead of raw series.")
+
+
+class SignalSettings(BaseModel):
+    """Where signals of load come from."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+    source: Literal["podScrape", "prometheus"] = Field(
+        default="podScrape", description="podScrape reads /metrics of up to about 1,000 pods; prometheus asks a Prometheus."
+    )
+    prometheus: PrometheusSettings = Field(default_factory=PrometheusSettings)
+    tick_seconds: float = Field(default=15.0, ge=1, le=300, description="Seconds between two scaling decisions.")
+
+    @model_validator(mode="after")
+    def _check_url(self) -> SignalSettings:
+        url = self.prometheus.url
+        if self.source == "prometheus" and not url.startswith(("http://", "https://")):
+            raise ValueError(f"signals.prometheus.url is {url!r}: with source prometheus an http:// or https:// URL is required")
+        return self
 
 
 class Settings(BaseModel):
@@ -63,6 +97,10 @@ class Settings(BaseModel):
         default=180.0, ge=90, description="/readyz fails when a watch was silent for longer; the server speaks every 60 s."
     )
     max_key_age_seconds: float = Field(default=120.0, gt=0, description="/readyz fails when a key waits for a worker longer.")
+    signals: SignalSettings = Field(default_factory=SignalSettings, description="Where signals of load come from.")
+    decision_log: str = Field(
+        default="", max_length=4096, description="File that gets one line of JSON for each scaling decision; empty = none."
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="Least severe level logged.")
 
     @field_validator("images")
@@ -130,7 +168,7 @@ def _read(path: str) -> dict[str, Any]:
 def _parse(name: str, variable: str, text: str) -> Any:
     if name == "watch_namespaces":
         return [part.strip() for part in text.split(",") if part.strip()]
-    if name == "images":
+    if name in ("images", "signals"):
         try:
             return yaml.safe_load(text) or {}
         except yaml.YAMLError as exc:

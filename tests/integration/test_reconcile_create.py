@@ -200,6 +200,8 @@ def test_scale_of_a_pool_is_readable_and_static_puts_it_back(
 ) -> None:
     obj, _, _ = made
     namespace = obj["metadata"]["namespace"]
+    api.merge("PDDeployment", namespace, "chat", {"spec": {"decode": {"replicas": 1}}})
+    waits.ready(api, namespace, "chat")
     before = state.uids(state.pods(api, namespace, "chat"))
     for role in ("prefill", "decode"):
         scale = api.must_get("PDPool", namespace, f"chat-{role}", "/scale")

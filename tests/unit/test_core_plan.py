@@ -31,7 +31,7 @@ def with_pool(changes: dict[str, Any], replicas: int | None) -> Snapshot:
         ({}, 1, 1, 1, False),
         ({"decode": {"replicas": 3}}, 3, 3, 3, False),
         ({"decode": {"replicas": 3}}, 1, 3, 3, True),
-        ({}, 5, 1, 1, True),  # static: the spec's number, one when it has none
+        ({}, 5, 5, 5, False),  # static without a number keeps what the pool has: a mode that is left drops nothing (ADR 0011)
         ({}, None, 1, 1, True),
         ({"suspend": True}, 1, 1, 0, False),  # the number is kept, the workload goes to none
         ({"suspend": True, "decode": {"replicas": 4}}, 4, 4, 0, False),
@@ -145,7 +145,7 @@ UNBUILT = {
     "rollout.progressDeadlineSeconds",
     "verification",
     *(f"{role}.nodes" for role in ROLES),
-    *(p for p in OTHER if p.startswith(("slo.", "scaling."))),
+    "scaling.priority",
     "gateway.parentRefs",
 }
 
@@ -173,8 +173,8 @@ def test_both_routers_are_built(kind: str) -> None:
 
 
 def test_the_first_refusal_is_shown_and_the_others_are_counted() -> None:
-    plan = make_plan(make_snapshot({"slo": {}, "rollout": {"paused": True}}))
-    assert plan.refusal is not None and plan.refusal.field == "spec.slo" and plan.more_refusals == 1
+    plan = make_plan(make_snapshot({"prefill": {"nodes": 2}, "rollout": {"paused": True}}))
+    assert plan.refusal is not None and plan.refusal.field == "spec.prefill.nodes" and plan.more_refusals == 1
 
 
 def test_objects_with_our_names_are_a_refusal() -> None:

@@ -110,8 +110,7 @@ def test_readme_says_of_each_unbuilt_feature_that_it_is_not_built() -> None:
     bounds = {"prefill": {"maxReplicas": 2}, "decode": {"maxReplicas": 2}}
     unbuilt: dict[str, dict[str, Any]] = {
         "`verification`": {"verification": "Required"},
-        "`scaling`": {"scaling": bounds},
-        "`slo`": {"slo": {"ttft": "1s"}},
+        "`scaling.priority`": {"scaling": {"priority": 1, **bounds}},
         "`nodes`": {"prefill": {**MINIMAL["prefill"], "nodes": 2}},
         "`gateway`": {"gateway": {}},
         "SGLang": {"engine": {"type": "sglang", "version": "0.5.0"}},

@@ -113,4 +113,6 @@ monitoringNamespace: {{ .Values.monitoring.namespace | quote }}
 leaseName: {{ include "pd-operator.lease" . | quote }}
 httpPort: 8081
 logLevel: {{ .Values.log.level | upper }}
+signals: {{ toJson .Values.signals }}
+decisionLog: {{ .Values.log.decisions | quote }}
 {{- end -}}

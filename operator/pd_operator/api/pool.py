@@ -51,8 +51,10 @@ class Decision(StatusModel):
 class Learned(StatusModel):
     """Numbers measured while serving; they survive a restart of the operator here."""
 
-    throughput: Counter | None = Field(default=None, description="Tokens per second that one replica does.")
-    lead_time: Short = Field(default="", description="Time from creating a replica to its being ready.")
+    throughput: Counter | None = Field(default=None, description="Prompt tokens per second that one replica does (prefill).")
+    lead_time: Short = Field(default="", description="Seconds from creating a replica to its being ready, p50 and p90.")
+    digest: Text = Field(default="", description="The numbers whose change is worth writing `state` anew.")
+    state: Annotated[str, Field(max_length=8192)] = Field(default="", description="All learned numbers, for the operator alone.")
 
 
 class PDPoolStatus(StatusModel):

@@ -194,7 +194,10 @@ class RoleSpec(Model):
     """One role: prefill or decode."""
 
     replicas: int | None = Field(
-        default=None, ge=1, le=10000, description="Replicas when spec.scaling is absent; 1 when both are absent."
+        default=None,
+        ge=1,
+        le=10000,
+        description="Replicas when spec.scaling is absent; absent too: what the pool has, 1 when it is made.",
     )
     parallelism: Parallelism = Field(default_factory=Parallelism, description="How one replica spreads over its accelerators.")
     nodes: int = Field(default=1, ge=1, le=64, description="Nodes that one replica spans; above 1 a replica is a group of pods.")

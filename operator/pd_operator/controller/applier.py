@@ -125,10 +125,16 @@ class Applier:
         async with self._limit:
             # A PDPool's first number must not belong to our apply, or a later apply without it would remove it.
             if manifest["kind"] == "PDPool" and "replicas" in manifest["spec"]:
+                # Nor may its bounds belong to the creation, or no later apply could remove them.
+                spec = manifest["spec"]
+                bounds = {k: v for k, v in spec.items() if k in ("minReplicas", "maxReplicas")}
                 try:
-                    answer = await self._client.create(manifest)
+                    answer = await self._client.create({**manifest, "spec": {k: v for k, v in spec.items() if k not in bounds}})
+                    made = True
                 except Conflict:  # made before a crash, or the watch is behind: its number stays
-                    body = {k: v for k, v in manifest["spec"].items() if k != "replicas"}
+                    made = False
+                if bounds or not made:
+                    body = {k: v for k, v in spec.items() if k != "replicas"}
                     answer = await self._client.apply({**manifest, "spec": body})
             else:
                 answer = await self._client.apply(manifest)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pd_operator.api.conditions import Reason, Type
 from pd_operator.api.types import API_VERSION, PDDeploymentSpec
 from pd_operator.controller.applier import EXPECTATION, Applier
+from pd_operator.controller.roster import Roster
 from pd_operator.core.capabilities import Refusal
 from pd_operator.core.compatibility import invalid
 from pd_operator.core.compatibility_model import Model, read_model
@@ -56,6 +57,7 @@ class Reconciler:
         self._settings = settings
         self._recorder = recorder
         self._applier = Applier(client, stores.children)
+        self.roster = Roster(stores)  # what scales; the scaling tick reads it
         self._pool_status: dict[tuple[str, str, Role], tuple[str, Object]] = {}  # (uid of the PDPool, what we wrote last)
         self._told: dict[tuple[str, str], tuple[str, str]] = {}  # (uid, the other install) of objects that are not ours
         self._server_version: tuple[int, int] | None = None
@@ -100,6 +102,7 @@ class Reconciler:
                 plan = make_plan(snapshot)
             else:
                 plan = self._await_watch(snapshot, await self._try(snapshot, plan, bundle), bundle)
+        self.roster.put(snapshot, plan)
         status = await self._write_status(obj, build_status(snapshot, plan))
         if plan.refusal is not None:
             return _refused(plan.refusal)
@@ -192,6 +195,7 @@ class Reconciler:
             missing=missing,
             install=self._install,
             server_version=self._server_version,
+            scaled=self.roster.scaled((namespace, name), uid),
             model=model,
         )
 
@@ -245,6 +249,7 @@ class Reconciler:
 
     def _forget(self, namespace: str, name: str) -> None:
         self._applier.forget(namespace, name)
+        self.roster.forget((namespace, name))
         if self._stores.ledger is not None:
             self._stores.ledger.forget((namespace, name))
         self._told.pop((namespace, name), None)

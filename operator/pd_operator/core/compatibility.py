@@ -13,7 +13,8 @@ from pd_operator.api.types import SECRET_NAME, EnvVar, PDDeploymentSpec, Placeme
 from pd_operator.core.capabilities import Program, Refusal, Upstream
 from pd_operator.core.compatibility_model import Model
 from pd_operator.core.compatibility_verdict import judge
-from pd_operator.core.names import COMPONENT, LLMD_ROLE, MANAGED_BY
+from pd_operator.core.names import COMPONENT, LLMD_ROLE, MANAGED_BY, ROLES
+from pd_operator.core.pools import bounds_of, gpus
 from pd_operator.core.snapshot import Reference
 
 OCI_SINCE = (1, 35)  # image volumes are on by default since (kubernetes.io: feature gate ImageVolume; off in the beta of 1.33)
@@ -42,6 +43,7 @@ def review(
         *judge(spec, upstream, images, model).refusals,
         *_model(spec, server_version),
         *_placement(spec),
+        *_scaling(spec),
         *_owned(spec, upstream),
         *_images(spec, images),
         *(
@@ -69,9 +71,8 @@ def _not_implemented(spec: PDDeploymentSpec) -> Iterator[Refusal]:
         (spec.router.type not in ("smg", "vllm-router"), "router.type", spec.router.type, "smg or vllm-router"),
         (spec.prefill.nodes > 1, "prefill.nodes", spec.prefill.nodes, "1"),
         (spec.decode.nodes > 1, "decode.nodes", spec.decode.nodes, "1"),
-        (spec.scaling is not None, "scaling", "", "leave it out; set prefill.replicas and decode.replicas"),
+        (bool(spec.scaling and spec.scaling.priority), "scaling.priority", spec.scaling and spec.scaling.priority, "0"),
         (spec.gateway is not None, "gateway", "", "leave it out; the front door is the Service"),
-        (spec.slo is not None, "slo", "", "leave it out"),
         (spec.backpressure.max_queue_time != "5s", "backpressure.maxQueueTime", spec.backpressure.max_queue_time, "5s"),
         (rollout.max_surge != "25%", "rollout.maxSurge", rollout.max_surge, "25%"),
         (rollout.max_unavailable != "25%", "rollout.maxUnavailable", rollout.max_unavailable, "25%"),
@@ -104,6 +105,15 @@ def _placement(spec: PDDeploymentSpec) -> Iterator[Refusal]:
         if value != plain:
             accepted = f"it needs placement.transferDomain.topologyKey, the node label that names the domain; without it: {plain}"
             yield Refusal(Reason.INVALID_SPEC, f"spec.placement.{field}", str(value), accepted)
+
+
+def _scaling(spec: PDDeploymentSpec) -> Iterator[Refusal]:
+    """A budget that the smallest pools do not fit into: no count would satisfy it."""
+    cap = spec.scaling.max_gpus if spec.scaling else None
+    least = gpus(spec, {role: bounds.min_replicas for role in ROLES if (bounds := bounds_of(spec, role))})
+    if cap is not None and least > cap:
+        accepted = f"{least} and above, what scaling.prefill.minReplicas and scaling.decode.minReplicas need"
+        yield Refusal(Reason.INVALID_SPEC, "spec.scaling.maxGPUs", str(cap), accepted)
 
 
 def _images(spec: PDDeploymentSpec, images: Mapping[str, str]) -> Iterator[Refusal]:

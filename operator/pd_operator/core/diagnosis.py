@@ -35,6 +35,11 @@ def diagnose(pods: Sequence[PodFact]) -> Cause | None:
     return _starting(waiting)
 
 
+def is_blocked(pod: PodFact) -> bool:
+    """Whether a pod that is not ready has a cause that waiting does not mend: image, configuration, crash, no node."""
+    return any(check(pod) for check in (_image, _config, _crash, _unschedulable))
+
+
 def unschedulable(pods: Sequence[PodFact]) -> str:
     """The scheduler's message for the first pod that it finds no node for; "" when there is none."""
     found = [p for p in pods if not p.scheduled and not p.deleting and p.scheduling_reason == "Unschedulable"]

@@ -46,6 +46,7 @@ class PodFact:
     node: str = ""
     ip: str = ""
     ready: bool = False  # condition Ready
+    ready_since: datetime | None = None  # its lastTransitionTime, while it is True
     scheduled: bool = False  # condition PodScheduled
     scheduling_reason: str = ""  # Unschedulable, SchedulingGated
     scheduling_message: str = ""

@@ -9,24 +9,14 @@ from pd_operator.api.conditions import Reason
 from pd_operator.core.capabilities import Refusal, Unproven
 from pd_operator.core.compatibility import review
 from pd_operator.core.compatibility_verdict import judge
-from pd_operator.core.names import ROLES, Role, controller_revision, pool
+from pd_operator.core.names import Role, controller_revision
 from pd_operator.core.placing import Placing, place_slices
+from pd_operator.core.pools import PoolPlan, plan_pools
 from pd_operator.core.revision import pairing_hash, pods_hash
 from pd_operator.core.rollout import RolloutPlan, SlicePlan, hold, plan_rollout
 from pd_operator.core.snapshot import Snapshot
 
 HISTORY = 5  # ControllerRevisions kept beyond those in use, as spec.revisionHistoryLimit of other workloads has 10
-
-
-@dataclass(frozen=True, slots=True)
-class PoolPlan:
-    """One pool: the number that it should have, and how it gets there."""
-
-    role: Role
-    number: int  # spec.replicas of the PDPool
-    desired: int  # replicas of the workload: the number, or 0 while suspended
-    create: bool  # the PDPool does not exist: made with `number` in it
-    scale: bool  # it exists with another number: written through /scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +63,7 @@ def make_plan(snapshot: Snapshot) -> Plan:
         )
         for conflict in snapshot.conflicts
     ]
-    pools = {role: _pool(snapshot, role) for role in ROLES}
+    pools = plan_pools(snapshot)
     if refusals:
         placing, rollout = Placing(()), hold(snapshot, refusals[0].reason)
     else:
@@ -90,17 +80,6 @@ def make_plan(snapshot: Snapshot) -> Plan:
         kept_revisions=_kept(snapshot, revision, pods, rollout),
         unproven=judge(snapshot.spec, snapshot.upstream, snapshot.images, snapshot.model).unproven,
     )
-
-
-def _pool(snapshot: Snapshot, role: Role) -> PoolPlan:
-    """Static scaling: the spec's number, one when it has none, zero while suspended.
-
-    A PDPool gets its first number at creation and never again by an apply; later numbers go through /scale.
-    """
-    existing = snapshot.child("PDPool", pool(snapshot.name, role))
-    wanted = snapshot.spec.roles[role].replicas or 1
-    desired = 0 if snapshot.spec.suspend else wanted
-    return PoolPlan(role, wanted, desired, create=existing is None, scale=existing is not None and existing.replicas != wanted)
 
 
 def _kept(snapshot: Snapshot, revision: str, pods: str, rollout: RolloutPlan) -> frozenset[str]:

@@ -14,6 +14,7 @@ from pd_operator.core.ledger import Room
 from pd_operator.core.names import COMPONENT, REVISION, ROLE, SLICE, Role
 from pd_operator.core.observed import ChildFact, PodFact
 from pd_operator.core.placement.capacity import ReplicaShape
+from pd_operator.core.scaled import Scaled
 
 ROUTER: Final = "router"
 
@@ -73,6 +74,7 @@ class Snapshot:
     shapes: Mapping[Role, ReplicaShape] = field(default_factory=dict)
     room: Room | None = None  # None: this install must not read nodes
     unseen: str = ""  # why node capacity says nothing about these pods; "" when it does
+    scaled: Scaled | None = None  # what the last scaling tick decided
     model: Model | Refusal | None = None  # spec.model.configMapRef, or why it cannot be read; None: there is none, or it is missing
 
     def deployments(self) -> dict[str, dict[str, ChildFact]]:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pd_operator.api.conditions import Condition, PoolType, Reason, Type, merge
-from pd_operator.api.scalars import quantity
+from pd_operator.api.conditions import Condition, Reason, Type, merge
 from pd_operator.core import diagnosis
 from pd_operator.core.capabilities import Refusal
 from pd_operator.core.exclusions import record
@@ -15,6 +14,8 @@ from pd_operator.core.names import DEPLOYMENT, FRONT, ROLE, ROLES, Role
 from pd_operator.core.observed import PodFact, WorkloadFact
 from pd_operator.core.placed import placed
 from pd_operator.core.plan import Plan
+from pd_operator.core.pool_status import pool_scaling
+from pd_operator.core.pools import gpus_of, mode_of
 from pd_operator.core.rollout import SlicePlan, State
 from pd_operator.core.snapshot import ROUTER, Snapshot
 
@@ -32,7 +33,7 @@ def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
         "updatedRevision": plan.revision,
         "url": f"http://{snapshot.name}.{snapshot.namespace}.svc",
         "servingSlices": sum(1 for s in plan.rollout.slices if _is_serving(snapshot, s)),
-        "bottleneck": "Unknown",
+        "bottleneck": _bottleneck(snapshot),
         "roles": [_role_status(snapshot, plan, role) for role in ROLES],
         "slices": [_slice_status(snapshot, plan, s) for s in plan.rollout.slices],
         "conditions": merge(snapshot.status.get("conditions", []), conditions, snapshot.generation, snapshot.now),
@@ -44,31 +45,28 @@ def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
     return status
 
 
+def _bottleneck(snapshot: Snapshot) -> str:
+    scaled = snapshot.scaled
+    return scaled.decision.bottleneck.value if scaled and scaled.decision and snapshot.spec.scaling else "Unknown"
+
+
 def build_pool_status(snapshot: Snapshot, plan: Plan, role: Role, previous: Mapping[str, Any], generation: int) -> dict[str, Any]:
     """Status of one PDPool; the selector matches one pod per replica, of all revisions."""
     workloads = _workloads(snapshot, role)
     ready, replicas = sum(w.ready for w in workloads), sum(w.replicas for w in workloads)
-    conditions = [
-        Condition(PoolType.SCALING_ACTIVE, "False", "Static", "spec.scaling is absent: the number is that of the spec"),
-        _limited(plan, role),
-    ]
+    scaling = pool_scaling(
+        mode_of(snapshot.spec), plan.pools[role], snapshot.scaled, previous, role, plan.placing.short[ROLES.index(role)]
+    )
+    conditions = scaling.pop("conditions")
     return {
         "observedGeneration": generation,
         "replicas": replicas,
         "readyReplicas": ready,
         "startingReplicas": max(0, replicas - ready),
-        "desiredReplicas": plan.pools[role].desired,
         "selector": f"{DEPLOYMENT}={snapshot.name},{ROLE}={role}",
+        **scaling,
         "conditions": merge(previous.get("conditions", []), conditions, generation, snapshot.now),
     }
-
-
-def _limited(plan: Plan, role: Role) -> Condition:
-    short = plan.placing.short[ROLES.index(role)]
-    if not short:
-        return Condition(PoolType.SCALING_LIMITED, "False", "AsExpected")
-    message = f"{short} of {plan.pools[role].desired} replicas find no room: see the condition Placed of the PDDeployment"
-    return Condition(PoolType.SCALING_LIMITED, "True", "NoCapacity", message)
 
 
 def _conditions(snapshot: Snapshot, plan: Plan) -> list[Condition]:
@@ -208,8 +206,6 @@ def _kstatus(plan: Plan, ready: Condition) -> list[Condition]:
 
 def _role_status(snapshot: Snapshot, plan: Plan, role: Role) -> dict[str, Any]:
     workloads = _workloads(snapshot, role)
-    spec = snapshot.spec.roles[role]
-    gpus = sum(int(quantity(v)) for k, v in (spec.resources.limits or {}).items() if "gpu" in k)
     current = _sum(snapshot, plan.current, role)
     replicas, ready = sum(w.replicas for w in workloads), sum(w.ready for w in workloads)
     return {
@@ -220,7 +216,7 @@ def _role_status(snapshot: Snapshot, plan: Plan, role: Role) -> dict[str, Any]:
         "readyReplicas": ready,
         "updatedReplicas": current.updated,
         "verifiedReplicas": 0,
-        "gpus": replicas * gpus,
+        "gpus": replicas * gpus_of(snapshot.spec, role),
     }
 
 

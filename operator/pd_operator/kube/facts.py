@@ -177,6 +177,7 @@ def _pod(raw: _Pod) -> PodFact:
         node=raw.spec.node_name,
         ip=status.pod_ip,
         ready=ready.status == "True",
+        ready_since=ready.last_transition_time if ready.status == "True" else None,
         scheduled=scheduled.status == "True",
         scheduling_reason=scheduled.reason,
         scheduling_message=scheduled.message,

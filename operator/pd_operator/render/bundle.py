@@ -20,6 +20,7 @@ from pd_operator.core.names import (
     pool,
 )
 from pd_operator.core.plan import Plan
+from pd_operator.core.pools import bounds_of
 from pd_operator.core.revision import manifest_hash, pairing_hash, pods_hash, role_hash
 from pd_operator.core.snapshot import ROUTER, Snapshot, StoredRevision
 from pd_operator.render import access, coordinator, engine, network, objects, router
@@ -121,8 +122,10 @@ def _revision(snapshot: Snapshot, plan: Plan, templates: Mapping[str, Mapping[st
 
 def _pool(snapshot: Snapshot, plan: Plan, role: Role) -> objects.Manifest:
     """PDPool of a role. `replicas` stands in the manifest that creates it and in no later one."""
-    mine = plan.pools[role]
+    mine, bounds = plan.pools[role], bounds_of(snapshot.spec, role)
     spec: dict[str, Any] = {"deploymentName": snapshot.name, "role": role}
+    if bounds is not None:  # for whoever writes an HPA, or looks at one
+        spec |= {"minReplicas": bounds.min_replicas, "maxReplicas": bounds.max_replicas}
     if mine.create:
         spec["replicas"] = mine.number
     return objects.manifest(

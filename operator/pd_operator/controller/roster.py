@@ -1,0 +1,147 @@
+"""Roster: the PDDeployments that scale, as the last reconcile of each saw them. A start reconciles every object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pd_operator.api.scalars import seconds
+from pd_operator.api.types import PDDeploymentSpec
+from pd_operator.controller.loop import Key
+from pd_operator.core.names import ROLES, SLICE, Role
+from pd_operator.core.observed import PodFact
+from pd_operator.core.plan import Plan
+from pd_operator.core.pools import Mode, bounds_of, gpus_of, mode_of
+from pd_operator.core.scaled import DEFAULT_LEAD, LeadTime, Scaled
+from pd_operator.core.scaling.bounds import Bounds, RoleBounds
+from pd_operator.core.snapshot import ROUTER, Snapshot
+from pd_operator.kube.store import Stores
+from pd_operator.signals.fleet import Deployment, Side, Target
+from pd_operator.upstream import catalog, vllm
+from pd_operator.upstream.flags import flag_of
+
+MAX_NUM_SEQS = 256  # vLLM's default for a server without a large GPU (vllm/engine/arg_utils.py); --max-num-seqs says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One PDDeployment that scales."""
+
+    key: Key
+    uid: str
+    spec: PDDeploymentSpec
+    serving: frozenset[str]  # slices
+    rollout: bool
+    short: Mapping[Role, int]  # replicas that find no room in any transfer domain
+
+    @property
+    def mode(self) -> Mode:
+        """Its scaling mode."""
+        return mode_of(self.spec)
+
+    def reference(self) -> dict[str, Any]:
+        """Enough of the object for an Event."""
+        metadata = {"namespace": self.key[0], "name": self.key[1], "uid": self.uid}
+        return {"apiVersion": "pdserve.dev/v1alpha1", "kind": "PDDeployment", "metadata": metadata}
+
+
+class Roster:
+    """Entries by key, and what the last tick found for each."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._entries: dict[Key, Entry] = {}
+        self._scaled: dict[Key, tuple[str, Scaled]] = {}  # (uid, result)
+
+    def put(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Take what a reconcile saw. One that is refused, suspended or static does not scale."""
+        key = snapshot.namespace, snapshot.name
+        if plan.refusal is not None or snapshot.spec.scaling is None or snapshot.spec.suspend:
+            self._entries.pop(key, None)
+            return
+        fronts = frozenset(s.name for s in plan.rollout.slices if s.front)
+        revisions = {s.revision for s in plan.rollout.slices if s.keep_engines}
+        short = dict(zip(ROLES, plan.placing.short, strict=True))
+        self._entries[key] = Entry(key, snapshot.uid, snapshot.spec, fronts, len(revisions) > 1, short)
+
+    def forget(self, key: Key) -> None:
+        """Drop an object that is gone."""
+        self._entries.pop(key, None)
+        self._scaled.pop(key, None)
+
+    def entries(self) -> list[Entry]:
+        """All that scale, by key."""
+        return [self._entries[key] for key in sorted(self._entries)]
+
+    def scaled(self, key: Key, uid: str) -> Scaled | None:
+        """What the last tick found for exactly this object."""
+        owner, found = self._scaled.get(key, ("", None))
+        return found if owner == uid else None
+
+    def tell(self, entry: Entry, scaled: Scaled) -> None:
+        """Keep what a tick found."""
+        self._scaled[entry.key] = (entry.uid, scaled)
+
+    def fleet(self) -> tuple[Deployment, ...]:
+        """The pages to read: engines and routers of the serving slices of every entry."""
+        return tuple(self._deployment(entry) for entry in self.entries())
+
+    def _deployment(self, entry: Entry) -> Deployment:
+        namespace, name = entry.key
+        targets = [t for pod in self._stores.pods.by_owner(namespace, name) if (t := _target(entry, pod)) is not None]
+        percentile = entry.spec.slo.percentile if entry.spec.slo else 95
+        return Deployment(namespace, name, tuple(sorted(targets, key=lambda t: t.pod)), percentile)
+
+
+def _target(entry: Entry, pod: PodFact) -> Target | None:
+    part = pod.labels.get("pdserve.dev/role") or pod.labels.get("app.kubernetes.io/component", "")
+    slice_ = pod.labels.get(SLICE, "")
+    if slice_ not in entry.serving or not pod.ip:
+        return None
+    sides: dict[str, Side] = {"prefill": "prefill", "decode": "decode", ROUTER: "router"}
+    if part not in sides:
+        return None
+    program = entry.spec.engine.type if part in ROLES else entry.spec.router.type
+    version = entry.spec.engine.version if part in ROLES else catalog.router_version(entry.spec)
+    port = vllm.PORT if part in ROLES else catalog.router(entry.spec).METRICS_PORT
+    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    url = f"http://{host}:{port}/metrics"
+    ready = pod.ready and not pod.deleting
+    return Target(entry.key[0], entry.key[1], slice_, sides[part], pod.name, pod.uid, url, program, version, ready)
+
+
+def bounds(entry: Entry, lead: Mapping[Role, LeadTime], tick: float) -> Bounds:
+    """Bounds of `decide`. The counts are those of the spec; what the pool itself clamps is the same."""
+    spec = entry.spec
+    slo = spec.slo
+
+    def role(name: Role) -> RoleBounds:
+        own = bounds_of(spec, name)
+        assert own is not None  # an entry scales
+        found = lead.get(name)
+        return RoleBounds(own.min_replicas, own.max_replicas, gpus_of(spec, name), found.p90 if found else DEFAULT_LEAD)
+
+    return Bounds(
+        role("prefill"),
+        role("decode"),
+        max_gpus=spec.scaling.max_gpus if spec.scaling else None,
+        slo_ttft=seconds(slo.ttft) if slo and slo.ttft else None,
+        slo_ttft_per_thousand=seconds(slo.ttft_per_thousand_tokens) if slo and slo.ttft_per_thousand_tokens else 0.0,
+        slo_itl=seconds(slo.itl) if slo and slo.itl else None,
+        percentile=slo.percentile if slo else 95,
+        max_queue_time=seconds(spec.backpressure.max_queue_time),
+        lease=seconds(spec.handoff.lease_duration),
+        max_num_seqs=_max_num_seqs([*spec.engine.args, *spec.decode.args]),
+        tick=tick,
+    )
+
+
+def _max_num_seqs(args: list[str]) -> int:
+    """The last --max-num-seqs of a command line; what is not a number is the engine's to refuse."""
+    found = MAX_NUM_SEQS
+    for index, arg in enumerate(args):
+        if flag_of(arg) == "--max-num-seqs":
+            value = arg.split("=", 1)[1] if "=" in arg else (args[index + 1] if index + 1 < len(args) else "")
+            found = int(value) if value.isdigit() and int(value) > 0 else found
+    return found

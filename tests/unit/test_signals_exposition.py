@@ -125,7 +125,7 @@ def test_heads_are_parsed_once_and_kept_within_bounds(monkeypatch: pytest.Monkey
     for n in range(100):
         one.read(f'a{{l="{n}"}} 1\n'.encode())
     assert len(one._heads) <= 10
-    assert len(one._slots) <= 10
+    assert len(one._slots) <= 11  # `first` still holds one
 
 
 names = st.sampled_from(["a", "a_b", "a_total", "b:c", "zz"])

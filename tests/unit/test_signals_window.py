@@ -117,6 +117,17 @@ def test_the_window_is_covered_and_not_more() -> None:
     assert made.value(RATE) == pytest.approx(2.0)
 
 
+def test_counters_go_on_when_the_reader_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pd_operator.signals.exposition.REMEMBERED", 1)
+    made, busy = Window(TABLE, Columns(), 30.0, 5.0), Reader(TABLE)
+    for n in range(4):
+        made.add(5.0 * n, busy.read(f'c_total{{p="a"}} {1000 + n}\nc_total{{p="b"}} {2000 + n}\ng{{p="{n}"}} 1\n'.encode()))
+        for other in range(5):
+            busy.read(f'c_total{{p="{n}-{other}"}} 1\n'.encode())
+    assert made.value(RATE) == pytest.approx(6 / 15)
+    assert len(busy._slots) <= 2 + 4 + 2  # those that a window holds, and the last heads
+
+
 def test_samples_out_of_order_are_dropped() -> None:
     made = window((5, "c_total 5\n"), (5, "c_total 50\n"), (4, "c_total 60\n"), (10, "c_total 10\n"))
     assert made.value(RATE) == pytest.approx(1.0)

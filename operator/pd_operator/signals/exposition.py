@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+from weakref import WeakValueDictionary
 
 from pd_operator.upstream import signals_catalog as catalog
 from pd_operator.upstream import signals_labels as labels
@@ -25,9 +26,12 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "\\": "\\", '"': '"'}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Slot:
-    """One series of one pod, the same object at each scrape. Series that differ in `labels.COPIES` only share one slot."""
+    """One series of one pod, the same object at each scrape. Series that differ in `labels.COPIES` only share one slot.
+
+    It stays the same as long as anybody holds it: a window would take a new one for a counter that has just begun.
+    """
 
     series: str  # key of Table.series
     kind: Kind
@@ -51,7 +55,7 @@ class Reader:
         alternatives = b"|".join(re.escape(name.encode()) for name in names)
         self._lines = re.compile(rb"\n((?:" + alternatives + rb")[{ \t][^\n]*)")
         self._heads: dict[bytes, tuple[Slot, int] | None] = {}
-        self._slots: dict[tuple[str, int, tuple[tuple[str, str], ...]], Slot] = {}
+        self._slots: WeakValueDictionary[tuple[str, int, tuple[tuple[str, str], ...]], Slot] = WeakValueDictionary()
 
     def read(self, page: bytes) -> dict[Slot, float]:
         """The values of the series of the table in a page. Lines that are none are skipped; NaN and infinities are kept."""
@@ -100,8 +104,6 @@ class Reader:
         if slot is None:
             rank = next((pairs[label] for label in labels.RANKS if label in pairs), "")
             slot = Slot(key, series.kind, rank, _number(pairs.get("le")), info_number(series, pairs))
-            if len(self._slots) >= REMEMBERED:
-                self._slots.clear()
             self._slots[key, part, identity] = slot
         return slot, 0 if series.added else series.names.index(name.strip())
 

@@ -42,15 +42,18 @@ def test_half_a_slice_for_too_long_excludes_its_domain() -> None:
     assert (only.domain, only.until, only.times) == ("a", NOW + BACKOFF, 1) and "prefill pod found no node for 10m" in only.reason
 
 
-def test_the_slice_goes_only_when_status_says_why() -> None:
+@pytest.mark.parametrize("foreign", [FULL, {}], ids=["nowhere else", "somewhere else"])
+def test_the_slice_goes_only_when_status_says_why(foreign: dict[str, int]) -> None:
     """A crash between the two leaves a slice, never a forgotten exclusion (invariant I9)."""
-    world = Racks(NODES, [half()], foreign=FULL)
-    assert world.name() in counts(world.place())
+    nodes = (node("a0", "a"), node("a1", "a"), NODES[1])  # the planner sees room on a1, and the scheduler does not
+    world = Racks(nodes, [half()], foreign=foreign)
+    assert list(counts(world.place())) == [world.name()]
     snapshot = world.snapshot()
     world.status = build_status(snapshot, make_plan(snapshot))
     placing = world.place()
-    assert counts(placing) == {world.name(1): ("Floating", 1, 1)}
-    assert placing.targets[0].site.avoid_domains == ("a",)
+    (only,) = placing.targets
+    assert only.name == world.name(1) and only.site.domain == ("" if foreign else "b")
+    assert only.site.avoid_domains == (("a",) if foreign else ())
     assert placing.excluded == tuple(recorded(world.status))
 
 

@@ -74,16 +74,18 @@ def place_slices(snapshot: Snapshot, revision: str, totals: Mapping[Role, int]) 
     existing = _existing(snapshot, revision)
     places = [(e.name, e.site, e.bound, e.domain) for e in existing]
     left, wedged = exclusions(snapshot, places)
-    known = {e.domain for e in recorded(snapshot.status)}
-    gone = tuple(w for w in wedged if set(w.places) <= known)  # first status says it, then the slice goes (invariant I9)
+    # First status says what is left alone, then a slice goes for it: a crash between the two forgets nothing (invariant I9).
+    kept = {e.domain for e in left}
+    said = [e for e in recorded(snapshot.status) if e.domain in kept]
+    gone = tuple(w for w in wedged if set(w.places) <= set(active(said, snapshot.now)))
     stays = [e for e in existing if e.name not in {w.slice for w in gone}]
     room, unseen = snapshot.room, snapshot.unseen
     if wanted == NONE:
         targets, placement = [_target(e, NONE) for e in stays], None
     elif room is None or unseen:
-        targets, placement = _unobserved(snapshot, revision, wanted, stays, left), None
+        targets, placement = _unobserved(snapshot, revision, wanted, stays, said), None
     else:
-        targets, placement = _observed(snapshot, revision, wanted, stays, left, room)
+        targets, placement = _observed(snapshot, revision, wanted, stays, said, room)
     shapes = snapshot.shapes
     lacks = accelerators_of(*shapes.values()) if placement and not placement.domains else ()
     return Placing(

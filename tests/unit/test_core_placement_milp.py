@@ -1,8 +1,8 @@
 """The planner against an exact mixed-integer program of the same rules (HiGHS).
 
 Same feasibility always, effective capacity within 1 %, at least 95 % of the plans optimal on all levels. PDD_SOAK=1 takes 10,000
-instances instead of 500. HiGHS has TIME_LIMIT_S for each run; what it does not prove in time is counted apart. Rarely HiGHS
-calls a worse answer optimal: where the planner's is better, the program is solved again with the planner's counts fixed, so
+instances instead of 500. HiGHS has TIME_LIMIT_S for each run; what it does not prove in time is counted apart. For every tenth
+instance, and wherever the planner's answer is the better one, the program is solved again with the planner's counts fixed, so
 that the program's own rules confirm them.
 """
 
@@ -25,13 +25,16 @@ LARGE = 200 if SOAK else 6
 def compare(world: World, count: Counter[str], confirm: bool) -> None:
     """One instance; failures of the hard promises are raised, the rest is counted."""
     plan, answer = place(world.demand, world.view), solve(world)
+    if answer is None or answer.objective != plan.objective:
+        count["solved again without presolve"] += 1
+        answer = solve(world, presolve=False)
     assert answer is not None
     count["instances"] += 1
     count["placed"] += bool(plan.domains)
     count["proven by the planner"] += plan.exact
     count["HiGHS out of time"] += not answer.proven
     if plan.objective < answer.objective or confirm:
-        again = solve(world, plan.domains)
+        again = solve(world, plan.domains, presolve=False)
         assert again is not None and again.objective == plan.objective, f"the program's rules give {again} for {plan}"
     count["HiGHS worse"] += plan.objective < answer.objective
     count["optimal"] += plan.objective <= answer.objective
@@ -46,7 +49,7 @@ def compare(world: World, count: Counter[str], confirm: bool) -> None:
 def test_plans_are_as_good_as_the_exact_ones(capsys: pytest.CaptureFixture[str]) -> None:
     count: Counter[str] = Counter()
     for seed in range(INSTANCES):
-        compare(random_world(seed), count, confirm=SOAK or seed % 10 == 0)
+        compare(random_world(seed), count, confirm=seed % 10 == 0)
     with capsys.disabled():
         print(f"\nplanner against HiGHS ({TIME_LIMIT_S:.0f} s a run): {dict(count)}")
     assert count["optimal"] >= 0.95 * count["instances"]

@@ -100,6 +100,7 @@ class Reconciler:
                     snapshot, conflicts=tuple(f"{kind} {name}" for kind, name, _ in sorted(foreign, key=lambda f: f[:2]))
                 )
                 plan = make_plan(snapshot)
+                self._assume(snapshot, plan)
             else:
                 plan = self._await_watch(snapshot, await self._try(snapshot, plan, bundle), bundle)
         self.roster.put(snapshot, plan)
@@ -123,13 +124,14 @@ class Reconciler:
         return replace(snapshot, shapes=shapes, room=room, unseen=next(filter(None, map(uncounted, templates.values())), ""))
 
     def _assume(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Reserve what the plan asks for, until the watch shows its workloads."""
-        if self._stores.ledger is None or not snapshot.shapes or plan.refusal is not None:
+        """Reserve what the plan asks for, until the watch shows its workloads. What is refused is not made and reserves nothing."""
+        if self._stores.ledger is None or not snapshot.shapes:
             return
         needs: dict[Part, Need] = {
             (s.name, role): Need((s.replicas or {}).get(role, 0), s.site, snapshot.shapes[role].pods[0])
             for s in plan.targets
             for role in ROLES
+            if plan.refusal is None
         }
         self._stores.ledger.assume((snapshot.namespace, snapshot.name), needs)
 
@@ -140,7 +142,8 @@ class Reconciler:
         except (Invalid, Forbidden) as exc:
             logger.warning("refused: %s", exc)
             refusal = Refusal(Reason.WRITE_REFUSED, "spec", "", f"the API server refuses what is made from it: {exc.message}")
-            return replace(plan, refusal=refusal)
+            plan = replace(plan, refusal=refusal)
+            self._assume(snapshot, plan)
         return plan
 
     def _await_watch(self, snapshot: Snapshot, plan: Plan, bundle: Bundle) -> Plan:

@@ -174,13 +174,22 @@ def test_queued_kv_counts_and_a_full_decode_orders_useless_prefill() -> None:
     assert (targets.prefill, targets.decode) == (3, 4)
 
 
-@pytest.mark.parametrize(("state_of_one", "cancel"), [("draining", True), ("starting", False)])
-def test_both_pools_only_observe_while_one_moves(state_of_one: str, cancel: bool) -> None:
+@pytest.mark.parametrize(
+    ("moving", "cancel", "wait", "expected"),
+    [
+        (("draining",), True, False, (3, 4)),  # draining alone stops nothing
+        (("draining",), True, True, (2, 4)),
+        (("starting",), False, False, (2, 4)),
+        (("starting", "draining"), True, False, (2, 4)),
+    ],
+)
+def test_when_both_pools_only_observe(moving: tuple[str, ...], cancel: bool, wait: bool, expected: tuple[int, int]) -> None:
     policy = dynamo_load(PROFILE, "throughput")
-    policy.cancel_pending = cancel
-    moving = state(200_000, 150_000) + pods("decode", 1, state_of_one, first=9)
-    targets = policy.decide(view(0.0, moving, desired={"prefill": 2, "decode": 4}))
-    assert (targets.prefill, targets.decode, targets.note) == (2, 4, "scaling_in_progress")
+    policy.cancel_pending, policy.wait_for_drain = cancel, wait
+    extra = [pods("decode", 1, name, first=9 + i) for i, name in enumerate(moving)]
+    targets = policy.decide(view(0.0, sum(extra, state(200_000, 150_000)), desired={"prefill": 2, "decode": 4}))
+    assert (targets.prefill, targets.decode) == expected
+    assert (targets.note == "scaling_in_progress") == (expected == (2, 4))
 
 
 def test_pending_start_allows_reductions_only() -> None:

@@ -1,7 +1,9 @@
 """Dynamo planner policies: throughput, latency, load and sla (load loop), predictive (throughput loop), and both together.
 
-Source read: ai-dynamo 1.6.1 (state_machine.py, load_scaling.py, throughput_scaling.py, budget.py). While a pool drains both only
-observe; while one starts, rises are dropped for both and a fall may cancel what starts (`cancel_pending`; False: as up to 1.5).
+Source read: ai-dynamo 1.6.1 (state_machine.py, load_scaling.py, throughput_scaling.py, budget.py). While a pool starts, rises are
+dropped for both and a fall may cancel what starts; while one drains too, or with `cancel_pending` False (up to 1.5), both only
+observe. Draining alone stops nothing: connectors/kubernetes.py looks at desired, updated and ready, and at terminating pods only if
+power aware (`wait_for_drain`). In NVIDIA's replay this behaves as its own planner does there (docs/simulate/referee.md).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ class Dynamo:
     throughput: ThroughputLoop | None
     tick: float = LOAD_TICK
     cancel_pending: bool = True
+    wait_for_drain: bool = False
     next_plan: float | None = None
     floor: tuple[int, int] = (0, 0)
     traffic: RateWindow | None = None
@@ -57,9 +60,10 @@ class Dynamo:
         if planned is None:
             return Targets(*asked(view), "between intervals, or no traffic data")
         ready = len(pools[0].ready), len(pools[1].ready)
-        if pools[0].draining or pools[1].draining:
+        starting = bool(pools[0].starting or pools[1].starting)
+        if self._blocked(pools, starting):
             return Targets(*asked(view), "scaling_in_progress")
-        if pools[0].starting or pools[1].starting:
+        if starting:
             return self._reduce(view, ready, planned)
         p, d, why = Budget.of(view).guard(ready, planned)
         return Targets(p, d, why or f"planned {planned}")
@@ -71,7 +75,7 @@ class Dynamo:
         rates = self.traffic.rates(view.now)
         load.observe(pools, rates.isl if rates else None)
         starting = bool(pools[0].starting or pools[1].starting)
-        if pools[0].draining or pools[1].draining or (starting and not self.cancel_pending):
+        if self._blocked(pools, starting):
             return Targets(*asked(view), "scaling_in_progress")
         workers = load.samples(pools[0]), load.samples(pools[1])
         if workers[0] is None or workers[1] is None:
@@ -85,6 +89,10 @@ class Dynamo:
             return self._reduce(view, ready, proposal if steps != (0, 0) else asked(view))
         p, d, why = Budget.of(view).guard(ready, proposal)
         return Targets(p, d, why or f"steps {steps[0]:+d} {steps[1]:+d}")
+
+    def _blocked(self, pools: tuple[Pool, Pool], starting: bool) -> bool:
+        draining = bool(pools[0].draining or pools[1].draining)
+        return (draining and (self.wait_for_drain or starting)) or (starting and not self.cancel_pending)
 
     def _reduce(self, view: View, ready: tuple[int, int], proposal: tuple[int, int]) -> Targets:
         """While replicas start: a target below ready + starting counts only when it is no rise over what is ready."""

@@ -102,6 +102,8 @@ def test_a_view_takes_and_the_index_keeps() -> None:
     assert [dict(v.spread(RACK, "rack-a", GPU)) for v in (index, view, deeper)] == [{8: 1}, {3: 1}, {}]
     assert [v.nodes(RACK, "rack-a")[0].free["pods"] for v in (index, view, deeper)] == [110, 109, 108]
     assert view.room(RACK, "rack-b")[GPU] == deeper.nodes(RACK, "rack-b")[0].free[GPU] == 8
+    view.take("n1", {GPU: 1})
+    assert (view.room(RACK, "rack-a")[GPU], dict(view.spread(RACK, "rack-a", GPU))) == (2, {2: 1})
     with pytest.raises(KeyError):
         view.take("n9", {GPU: 1})
 

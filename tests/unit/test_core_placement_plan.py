@@ -217,6 +217,15 @@ def test_preferred_crosses_with_the_rest_only_when_a_slice_more_is_allowed() -> 
     assert found.domains == (Share(CROSSING, 2, 4, crossing=True),)
 
 
+def test_a_role_with_room_to_spare_is_not_started_for_nothing() -> None:
+    """One prefill fits and any number of decode: as many decode as one prefill has use for, rounded to the pool's ratio."""
+    p, d = pod(8, node_selector={"gpu": "h100"}), pod(1, node_selector={"gpu": "l40"})
+    nodes = [*rack("a", 8, labels={"gpu": "h100"}), *(node(f"l{n}", "a", 8, labels={"gpu": "l40"}) for n in range(2))]
+    assert shares(plan(demand(4, 8, p, d), nodes)) == {"a": (1, 3)}
+    assert shares(plan(demand(4, 16, p, d), nodes)) == {"a": (1, 6)}
+    assert shares(plan(demand(8, 4, replace(d, requests={GPU: 1}), pod(8, node_selector={"gpu": "h100"})), nodes)) == {"a": (3, 1)}
+
+
 def test_different_accelerators_for_the_roles_in_one_domain() -> None:
     p, d = pod(8, node_selector={"gpu": "h100"}), pod(2, node_selector={"gpu": "l40"})
     mixed = [*rack("a", 8, labels={"gpu": "h100"}), node("a-l40", "a", 8, labels={"gpu": "l40"})]

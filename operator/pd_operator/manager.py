@@ -125,6 +125,8 @@ class Manager:
             self._failed = str(exc)
         finally:
             await self.health.stop()
+            if self.source is not None:
+                await self.source.close()
             await client.close()
         if self._failed:
             logger.error("ends with exit code 1: %s", self._failed)

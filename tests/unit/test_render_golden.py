@@ -92,6 +92,13 @@ CASES: dict[str, dict[str, Any]] = {
         "rollout": {"type": "Recreate", "drainTimeout": "10m"},
         "handoff": {"leaseDuration": "1m", "onFailure": "Fail"},
     },
+    "scaling": {
+        "scaling": {
+            "mode": "External",
+            "prefill": {"minReplicas": 2, "maxReplicas": 4},
+            "decode": {"minReplicas": 2, "maxReplicas": 8},
+        }
+    },
     "vllm-0.26.0": {"engine": {"version": "0.26.0"}, "lmcache": {"l1Size": "1Gi"}},
     "vllm-0.33.0": {
         "engine": {"version": "0.33.0"},

@@ -10,10 +10,10 @@ from pd_operator.api.scalars import seconds
 from pd_operator.api.types import PDDeploymentSpec
 from pd_operator.controller.loop import Key
 from pd_operator.core.names import ROLES, SLICE, Role
-from pd_operator.core.observed import PodFact
+from pd_operator.core.observed import PodFact, WorkloadFact
 from pd_operator.core.plan import Plan
 from pd_operator.core.pools import Mode, bounds_of, gpus_of, mode_of
-from pd_operator.core.scaled import DEFAULT_LEAD, LeadTime, Scaled
+from pd_operator.core.scaled import DEFAULT_LEAD, LeadTime, Missing, Scaled
 from pd_operator.core.scaling.bounds import Bounds, RoleBounds
 from pd_operator.core.snapshot import ROUTER, Snapshot
 from pd_operator.kube.store import Stores
@@ -33,7 +33,7 @@ class Entry:
     spec: PDDeploymentSpec
     serving: frozenset[str]  # slices
     rollout: bool
-    short: Mapping[Role, int]  # replicas that find no room in any transfer domain
+    missing: Mapping[Role, Missing]  # replicas that cannot be
 
     @property
     def mode(self) -> Mode:
@@ -63,7 +63,10 @@ class Roster:
         fronts = frozenset(s.name for s in plan.rollout.slices if s.front)
         revisions = {s.revision for s in plan.rollout.slices if s.keep_engines}
         short = dict(zip(ROLES, plan.placing.short, strict=True))
-        self._entries[key] = Entry(key, snapshot.uid, snapshot.spec, fronts, len(revisions) > 1, short)
+        engines = {role: [d[role].workload for d in snapshot.deployments().values() if role in d] for role in ROLES}
+        rolling = any(w.updated < w.replicas for facts in engines.values() for w in facts if w)  # one role, inside its slices
+        missing = {role: Missing(short[role], sum(_refused(w) for w in engines[role] if w)) for role in ROLES}
+        self._entries[key] = Entry(key, snapshot.uid, snapshot.spec, fronts, rolling or len(revisions) > 1, missing)
 
     def forget(self, key: Key) -> None:
         """Drop an object that is gone."""
@@ -80,8 +83,9 @@ class Roster:
         return found if owner == uid else None
 
     def tell(self, entry: Entry, scaled: Scaled) -> None:
-        """Keep what a tick found."""
-        self._scaled[entry.key] = (entry.uid, scaled)
+        """Keep what a tick found, unless the object went meanwhile."""
+        if entry.key in self._entries:
+            self._scaled[entry.key] = (entry.uid, scaled)
 
     def fleet(self) -> tuple[Deployment, ...]:
         """The pages to read: engines and routers of the serving slices of every entry."""
@@ -92,6 +96,11 @@ class Roster:
         targets = [t for pod in self._stores.pods.by_owner(namespace, name) if (t := _target(entry, pod)) is not None]
         percentile = entry.spec.slo.percentile if entry.spec.slo else 95
         return Deployment(namespace, name, tuple(sorted(targets, key=lambda t: t.pod)), percentile)
+
+
+def _refused(workload: WorkloadFact) -> int:
+    """Pods that a Deployment may not make."""
+    return max(0, (workload.spec_replicas or 0) - workload.replicas) if workload.failure else 0
 
 
 def _target(entry: Entry, pod: PodFact) -> Target | None:

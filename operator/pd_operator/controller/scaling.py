@@ -9,31 +9,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import aiohttp
 
 from pd_operator.controller.loop import Key
 from pd_operator.controller.roster import Entry, Roster, bounds
-from pd_operator.core.names import ROLE, ROLES, SLICE, Role, pool
+from pd_operator.core.names import ROLE, ROLES, Role, pool
+from pd_operator.core.observed import PodFact
 from pd_operator.core.pool_status import digest, sentence
-from pd_operator.core.scaled import LeadTime, Scaled, lead_time, replicas_of, restore
+from pd_operator.core.scaled import LeadTime, Scaled, lead_text, lead_time, read_lead, replicas_of, restore, start_time
 from pd_operator.core.scaling.decision import Decision
 from pd_operator.core.scaling.learned import Learned
-from pd_operator.core.scaling.readings import Replicas
 from pd_operator.core.scaling.record import make
 from pd_operator.kube.client import KubeClient
-from pd_operator.kube.errors import ApiError
+from pd_operator.kube.errors import ApiError, NotLeading
 from pd_operator.kube.events import EventRecorder
 from pd_operator.kube.store import Stores
-from pd_operator.signals.load import Load
+from pd_operator.signals.load import Load, nothing
 from pd_operator.signals.source import Source
 
 TICK = 15.0  # seconds, as the HPA's sync period
 READ_LIMIT = 12.0  # seconds for one batch of signals
 WRITES = 8  # /scale calls at once
+UNWRITTEN = (ApiError, NotLeading, aiohttp.ClientError, TimeoutError)
 Log = Callable[[str], None]
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,25 @@ class _Ticked:
 
     entry: Entry
     scaled: Scaled
-    pools: Mapping[Role, int | None]  # spec.replicas of each PDPool when it was decided
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the loop knows of one PDDeployment from tick to tick; `uid` is the object's."""
+
+    uid: str
+    learned: Learned
+    lead: dict[Role, LeadTime]
+    starts: dict[str, float] = field(default_factory=dict)  # uid of a pod -> seconds, as first seen
+    told: dict[str, object] = field(default_factory=dict)  # the gist that a reconcile was asked for
+
+    def see(self, pods: Sequence[PodFact]) -> None:
+        """Measure the pods that became ready; a role without any keeps its last lead time."""
+        self.starts = {p.uid: t for p in pods if (t := self.starts.get(p.uid, start_time(p))) is not None}
+        for role in ROLES:
+            mine = [self.starts[p.uid] for p in pods if p.labels.get(ROLE) == role and p.uid in self.starts]
+            if (measured := lead_time(mine)) is not None:
+                self.lead[role] = measured
 
 
 class ScalingLoop:
@@ -64,8 +84,9 @@ class ScalingLoop:
         log: Log = lambda line: None,
         tick: float = TICK,
         clock: Callable[[], float] = time.time,
+        read_limit: float = READ_LIMIT,
     ) -> None:
-        """`log` gets one line of JSON for each decision (core/scaling/record.py); `tick` seconds."""
+        """`log` gets one line of JSON for each decision (core/scaling/record.py); `tick` and `read_limit` are seconds."""
         self._client = client
         self._stores = stores
         self._roster = roster
@@ -76,7 +97,8 @@ class ScalingLoop:
         self._log = log
         self._tick = tick
         self._clock = clock
-        self._learned: dict[Key, tuple[str, Learned]] = {}  # (uid of the PDDeployment, ...)
+        self._read_limit = read_limit
+        self._known: dict[Key, _Known] = {}
         self._limit = asyncio.Semaphore(WRITES)
         self.ticks = 0
         self.seconds = 0.0  # that the last tick took
@@ -88,7 +110,7 @@ class ScalingLoop:
             due = max(due + self._tick, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
             if not self._is_leader():
-                self._learned.clear()  # another one learns now; what it wrote is read when we lead again
+                self._known.clear()  # another one learns now; what it wrote is read when we lead again
                 continue
             begin = time.monotonic()
             try:
@@ -100,113 +122,118 @@ class ScalingLoop:
     async def once(self) -> None:
         """One tick."""
         entries = self._roster.entries()
-        self._learned = {e.key: self._learned[e.key] for e in entries if e.key in self._learned}
+        self._known = {e.key: self._known[e.key] for e in entries if e.key in self._known}
         self.ticks += 1
         if not entries:
             return
         now = self._clock()
-        try:
-            async with asyncio.timeout(READ_LIMIT):
-                loads = await self._source.read(now)
-        except TimeoutError:
-            logger.warning("signals were not read within %.0f s; every pool keeps its number", READ_LIMIT)
-            loads = {}
-        found = await asyncio.gather(*(self._one(entry, loads.get(entry.key), now) for entry in entries))
+        loads, why = await self._read(now)
+        found = await asyncio.gather(*(self._one(entry, loads.get(entry.key) or nothing(why), now) for entry in entries))
         for ticked in found:
             if ticked is not None:
                 self._tell(ticked)
 
-    async def _one(self, entry: Entry, load: Load | None, now: float) -> _Ticked | None:
+    async def _read(self, now: float) -> tuple[Mapping[Key, Load], str]:
+        """One batch of signals, and why those that are not in it are not. A source that fails is a load that is not known."""
+        try:
+            async with asyncio.timeout(self._read_limit):
+                return await self._source.read(now), "the source of signals did not answer for it"
+        except TimeoutError:
+            why = f"signals were not read within {self._read_limit:g} s"
+        except Exception as exc:
+            logger.exception("signals cannot be read")
+            why = f"signals cannot be read: {type(exc).__name__}"
+        logger.warning("%s; every pool keeps its number", why)
+        return {}, why
+
+    async def _one(self, entry: Entry, load: Load, now: float) -> _Ticked | None:
         """Decide for one PDDeployment, and write what changes. A failure of one leaves the others alone."""
-        pools: dict[Role, int | None] = {}
+        pools: dict[Role, int] = {}
         for role in ROLES:
             fact = self._stores.children.get("PDPool", entry.key[0], pool(entry.key[1], role))
             if fact is None or fact.replicas is None:
-                return None  # the reconcile that makes it is under way
+                return None  # the reconcile that makes it, or gives it a number, is under way
             pools[role] = fact.replicas
         try:
-            scaled = await self._decide(entry, load or Load(), pools, now)
+            scaled = await self._decide(entry, load, pools, now)
             if entry.mode == "Auto" and scaled.decision is not None:
                 await self._scale(entry, scaled.decision, pools)
-        except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as exc:
+        except (*UNWRITTEN, ValueError) as exc:
             logger.warning("%s/%s is not scaled in this tick: %s", *entry.key, exc or type(exc).__name__)
             return None
-        return _Ticked(entry, scaled, pools)
+        except Exception:
+            logger.exception("%s/%s is not scaled in this tick", *entry.key)
+            return None
+        return _Ticked(entry, scaled)
 
-    async def _decide(self, entry: Entry, load: Load, pools: Mapping[Role, int | None], now: float) -> Scaled:
-        learned = await self._known(entry, now)
+    async def _decide(self, entry: Entry, load: Load, pools: Mapping[Role, int], now: float) -> Scaled:
+        known = await self._recall(entry, now)
         at = datetime.fromtimestamp(now, UTC)
-        replicas: dict[Role, Replicas] = {}
-        lead: dict[Role, LeadTime] = {}
         namespace, name = entry.key
         pods = list(self._stores.pods.by_owner(namespace, name))
-        for role in ROLES:
-            mine = [p for p in pods if p.labels.get(ROLE) == role]
-            counted = replicas_of(mine, entry.serving, SLICE, pools[role] or 0, at)
-            replicas[role] = _with_short(counted, entry.short.get(role, 0))
-            if (measured := lead_time(mine)) is not None:
-                lead[role] = measured
+        known.see(pods)
+        replicas = {
+            role: replicas_of([p for p in pods if p.labels.get(ROLE) == role], entry.serving, pools[role], at, entry.missing[role])
+            for role in ROLES
+        }
         readings = load.readings(replicas["prefill"], replicas["decode"], entry.rollout)
-        record = make(f"{namespace}/{name}", readings, learned, bounds(entry, lead, self._tick), now)
+        record = make(f"{namespace}/{name}", readings, known.learned, bounds(entry, known.lead, self._tick), now)
         self._log(record.line())
-        self._learned[entry.key] = (entry.uid, record.decision.learned)
+        known.learned = record.decision.learned
         unknown = "; ".join(f"{k}: {s.source or 'unknown'}" for k, s in load.signals().items() if not s.known)
-        return Scaled(now, record.decision, unknown[:800], lead=lead)
+        return Scaled(now, record.decision, unknown[:800], lead=dict(known.lead))
 
-    async def _known(self, entry: Entry, now: float) -> Learned:
-        """What is learned of it: in memory, else in the status of its PDPools (after a start, or a change of leader)."""
-        uid, learned = self._learned.get(entry.key, ("", None))
-        if learned is not None and uid == entry.uid:
-            return learned
-        statuses: dict[Role, Mapping[str, object]] = {}
+    async def _recall(self, entry: Entry, now: float) -> _Known:
+        """What is known of it: in memory, else in the status of its PDPools (after a start, or a change of leader)."""
+        known = self._known.get(entry.key)
+        if known is not None and known.uid == entry.uid:
+            return known
+        statuses: dict[Role, Mapping[str, Any]] = {}
         for role in ROLES:
             live = await self._client.get("PDPool", entry.key[0], pool(entry.key[1], role))
-            statuses[role] = (live or {}).get("status", {})
-        return restore(statuses, now)
+            statuses[role] = (live or {}).get("status") or {}
+        told = {role: read_lead(str((status.get("learned") or {}).get("leadTime", ""))) for role, status in statuses.items()}
+        lead = {role: found for role, found in told.items() if found is not None}
+        known = self._known[entry.key] = _Known(entry.uid, restore(statuses, now), lead)
+        return known
 
-    async def _scale(self, entry: Entry, decision: Decision, pools: Mapping[Role, int | None]) -> None:
+    async def _scale(self, entry: Entry, decision: Decision, pools: Mapping[Role, int]) -> None:
+        """Write what changes. A role whose write is refused leaves the other alone; the next tick decides anew."""
         for role in ROLES:
             answer = decision.of(role)
-            if answer.desired == pools[role] or not self._is_leader():
+            if answer.desired == pools[role]:
                 continue
-            async with self._limit:
-                await self._client.scale("PDPool", entry.key[0], pool(entry.key[1], role), answer.desired)
+            try:
+                async with self._limit:
+                    if not self._is_leader():
+                        return
+                    await self._client.scale("PDPool", entry.key[0], pool(entry.key[1], role), answer.desired)
+            except UNWRITTEN as exc:
+                logger.warning("%s of %s/%s keeps its number in this tick: %s", role, *entry.key, exc or type(exc).__name__)
+                continue
             note = f"{role}: {sentence(answer)}"
             logger.info("scaled %s/%s %s", *entry.key, note)
             await self._recorder.event(entry.reference(), "Normal", f"Scaled{role.capitalize()}", note)
 
     def _tell(self, ticked: _Ticked) -> None:
         """Keep the result; ask for a reconcile when status would say something else."""
-        before = self._roster.scaled(ticked.entry.key, ticked.entry.uid)
+        known = self._known.get(ticked.entry.key)
         self._roster.tell(ticked.entry, ticked.scaled)
-        if _gist(before) != _gist(ticked.scaled):
+        if known is not None and known.told != (gist := _gist(ticked.scaled, known.told)):
+            known.told = gist
             self._enqueue(ticked.entry.key)
 
 
-def _with_short(counted: Replicas, short: int) -> Replicas:
-    """Replicas that no transfer domain has room for have no pod; to the law they are as blocked as an unschedulable one."""
-    return Replicas(
-        counted.desired,
-        counted.ready,
-        counted.starting,
-        counted.blocked + short,
-        counted.draining,
-        counted.oldest_starting,
-    )
-
-
-def _gist(scaled: Scaled | None) -> object:
-    """What of a tick's result status tells."""
-    if scaled is None:
-        return None
+def _gist(scaled: Scaled, before: Mapping[str, object]) -> dict[str, object]:
+    """What of a tick's result status tells; a learned number that moved little stands as it was told before."""
     decision = scaled.decision
     if decision is None:
-        return scaled.why_not
-    told: list[object] = [decision.bottleneck, bool(scaled.unknown)]
+        return {"why": scaled.why_not}
+    told: dict[str, object] = {"bottleneck": decision.bottleneck, "unknown": bool(scaled.unknown)}
     for role in ROLES:
         answer = decision.of(role)
-        limit = answer.limits[-1].reason if answer.limits else None
         found = scaled.lead.get(role)
-        told += [answer.desired, answer.reason, limit, digest(decision.learned, role, answer)]
-        told.append(f"{found.p50:.2g},{found.p90:.2g}" if found else "")
+        told[f"{role} digest"] = digest(decision.learned, role, answer, str(before.get(f"{role} digest", "")))
+        told[role] = (answer.desired, answer.reason, answer.limits[-1].reason if answer.limits else None)
+        told[f"{role} lead"] = lead_text(found) if found else ""
     return told

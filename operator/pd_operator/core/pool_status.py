@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pd_operator.api.conditions import Condition, PoolType
+from pd_operator.api.conditions import MAX_MESSAGE, Condition, PoolType
 from pd_operator.core.names import Role
 from pd_operator.core.pools import Mode, PoolPlan
-from pd_operator.core.scaled import Scaled
+from pd_operator.core.scaled import Scaled, lead_text, two_digits
 from pd_operator.core.scaling import codec
 from pd_operator.core.scaling.decision import Reason, RoleDecision
 from pd_operator.core.scaling.learned import Learned
 
 MAX_STATE = 8192  # characters of the learned numbers in a status
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+QUIET = (Reason.HOLD.value, Reason.COOLDOWN.value)
+MOVES = (Reason.DEMAND.value, Reason.BACKLOG.value)
+READ = ("Q", "R", "H", "ITL", "TTFT")  # inputs that are readings of this tick: without any of them no series is there
 
 
 def pool_scaling(
@@ -33,20 +39,34 @@ def pool_scaling(
     learned = _learned(scaled, previous.get("learned") or {}, role) if mode != "Static" else previous.get("learned")
     if learned:
         told["learned"] = learned
-    told["conditions"] = [_active(mode, scaled, answer), _limited(mine, answer, mode, short)]
+    before = {str(c.get("type")): c for c in previous.get("conditions") or ()}
+    conditions = (_active(mode, scaled, answer), _limited(mine, answer, mode, short))
+    told["conditions"] = [_settled(c, before.get(c.type.value, {})) for c in conditions]
     return told
 
 
+def _settled(condition: Condition, before: Mapping[str, Any]) -> Condition:
+    """The message told before, where only numbers in it moved: ages and needs move with every tick, and are metrics."""
+    message = str(before.get("message", ""))
+    same = (before.get("status"), before.get("reason")) == (condition.status, str(condition.reason))
+    if same and NUMBER.sub("#", message) == NUMBER.sub("#", condition.message[:MAX_MESSAGE]):
+        return replace(condition, message=message)
+    return condition
+
+
 def _last_decision(answer: RoleDecision, scaled: Scaled, previous: Mapping[str, Any]) -> dict[str, Any]:
-    """The decision; the one told before stands while the answer and its reason are the same."""
+    """The decision. The one told before stands while it asks for the same count for the same reason, or for none any more: that
+    a count is right since is no news."""
     before = previous.get("lastDecision") or {}
-    if before.get("toReplicas") == answer.desired and before.get("reason") == answer.reason.value:
+    reason = answer.reason
+    settled = reason in QUIET and before.get("reason") in (*QUIET, *MOVES)
+    if before.get("toReplicas") == answer.desired and (before.get("reason") == reason.value or settled):
         return dict(before)
     return {
         "time": _instant(scaled.time),
         "fromReplicas": answer.current,
         "toReplicas": answer.desired,
-        "reason": answer.reason.value,
+        "reason": reason.value,
         "message": sentence(answer),
         "inputs": {k: "unknown" if v is None else f"{v:.5g}" for k, v in list(answer.inputs.items())[:32]},
     }
@@ -60,49 +80,63 @@ def sentence(answer: RoleDecision) -> str:
 
 
 def _learned(scaled: Scaled | None, before: Mapping[str, Any], role: Role) -> dict[str, Any]:
-    """What was learned, told anew when a number that people read moved by more than a tenth, or the counts' past did."""
+    """What was learned, told anew when one of its numbers moved by more than a tenth, or a count changed."""
     if scaled is None or scaled.decision is None:
         return dict(before)
-    learned = scaled.decision.learned
-    told: dict[str, Any] = {}
-    number = learned.prefill.throughput if role == "prefill" else learned.decode.kv_per_request
-    if role == "prefill" and number:
-        told["throughput"] = round(float(f"{number:.2g}"))
-    lead = scaled.lead.get(role)
-    if lead:
-        told["leadTime"] = f"p50 {lead.p50:.2g}s, p90 {lead.p90:.2g}s"
-    elif before.get("leadTime"):
-        told["leadTime"] = before["leadTime"]
-    told["digest"] = digest(learned, role, scaled.decision.of(role))
-    if before.get("digest") == told["digest"] and before.get("leadTime", "") == told.get("leadTime", ""):
+    learned, lead = scaled.decision.learned, scaled.lead.get(role)
+    told: dict[str, Any] = {"digest": digest(learned, role, scaled.decision.of(role), str(before.get("digest", "")))}
+    shown = lead_text(lead) if lead else str(before.get("leadTime", ""))
+    if shown:
+        told["leadTime"] = shown
+    if before.get("digest") == told["digest"] and before.get("leadTime", "") == shown:
         return dict(before)
+    if role == "prefill" and learned.prefill.throughput:
+        told["throughput"] = int(float(two_digits(learned.prefill.throughput)))
     told["state"] = state_of(learned, role)
     return told
 
 
-def digest(learned: Learned, role: Role, answer: RoleDecision) -> str:
-    """The learned numbers that a restart must not lose, to two digits: equal digests are not worth a write."""
+def digest(learned: Learned, role: Role, answer: RoleDecision, before: str = "") -> str:
+    """The learned numbers that a restart must not lose, to three digits; `before` itself while each is within a tenth of it."""
+    exact: list[float | None] = [float(answer.desired)]
     if role == "prefill":
-        numbers: list[float | None] = [learned.prefill.throughput]
+        numbers = [learned.prefill.throughput]
     else:
         d = learned.decode
-        numbers = [d.kv_per_request, d.kv_capacity, d.itl_batch, d.output, float(any(g.congested for g in d.gates))]
-    return ",".join("-" if n is None else f"{n:.2g}" for n in (*numbers, float(answer.desired)))
+        exact.append(float(any(g.congested for g in d.gates)))
+        numbers = [d.kv_per_request, d.kv_capacity, d.itl_batch, d.output]
+    text = ",".join("-" if n is None else f"{n:.3g}" for n in (*exact, *numbers))
+    old, new = before.split(","), text.split(",")
+    if len(old) != len(new) or old[: len(exact)] != new[: len(exact)]:
+        return text
+    return before if all(map(_near, old[len(exact) :], numbers)) else text
+
+
+def _near(old: str, new: float | None) -> bool:
+    if new is None or old in ("-", ""):
+        return (new is None) == (old == "-")
+    try:
+        return abs(new - float(old)) <= 0.1 * abs(float(old))
+    except ValueError:
+        return False
 
 
 def _active(mode: Mode, scaled: Scaled | None, answer: RoleDecision | None) -> Condition:
     type_ = PoolType.SCALING_ACTIVE
     if mode == "Static":
-        return Condition(type_, "False", "Static", "spec.scaling is absent: the number is that of the spec")
+        return Condition(type_, "False", "Static", "spec.scaling is absent: the number is that of the spec, or stays what it is")
     if mode == "External":
         return Condition(type_, "False", "External", "an HPA, KEDA or a person writes the scale of this PDPool")
     if scaled is None or answer is None:
         why = scaled.why_not if scaled and scaled.why_not else "no signal was read yet"
         return Condition(type_, "False", "NotScraped", f"the number is kept: {why}")
-    if scaled.unknown:
-        reason = "NoSeries" if answer.need is None and not any(v is not None for v in answer.inputs.values()) else "SignalsUnknown"
-        if answer.reason is Reason.SIGNALS_UNKNOWN:
-            return Condition(type_, "False", reason, f"the number is kept: {scaled.unknown}")
+    unknown = next((limit for limit in answer.limits if limit.reason is Reason.SIGNALS_UNKNOWN), None)
+    if unknown is not None:
+        nothing = not any(value is not None for name, value in answer.inputs.items() if name in READ)
+        why = f"{unknown.detail}; {scaled.unknown}" if scaled.unknown else unknown.detail
+        return Condition(
+            type_, "False", "NoSeries" if nothing and scaled.unknown else "SignalsUnknown", f"the number is kept: {why}"
+        )
     if mode == "Advisory":
         return Condition(type_, "False", "Advisory", "decides and reports in desiredReplicas; writes nothing")
     return Condition(type_, "True", "Deciding", "follows what arrives, runs and waits")

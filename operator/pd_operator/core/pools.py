@@ -7,6 +7,8 @@
 | External | an HPA, KEDA, a person | the same |
 | Advisory | nobody; a person may | the same |
 
+Where somebody removed it the operator writes it once more in every mode: an HPA never starts on a scale without a number.
+
 A change of mode never moves the number: it stands in the PDPool, and the operator's apply of a PDPool never contains it again.
 """
 
@@ -18,7 +20,7 @@ from typing import Literal
 
 from pd_operator.api.scalars import quantity
 from pd_operator.api.types import PDDeploymentSpec, ScalingBounds
-from pd_operator.core.names import ROLE, ROLES, Role, pool
+from pd_operator.core.names import REVISION, ROLE, ROLES, Role, pool
 from pd_operator.core.snapshot import Snapshot
 
 Mode = Literal["Static", "Auto", "External", "Advisory"]
@@ -32,7 +34,7 @@ class PoolPlan:
     number: int  # spec.replicas of the PDPool
     desired: int  # replicas of the workloads: the number inside every bound, or 0 while suspended
     create: bool  # the PDPool does not exist: made with `number` in it
-    scale: bool  # it exists with another number: written through /scale
+    scale: bool  # it exists with another number, or with none: written through /scale
     limit: str = ""  # MaxReplicas, MinReplicas or MaxGPUs: the bound that makes `desired` another number
     limit_message: str = ""
 
@@ -80,7 +82,7 @@ def plan_pools(snapshot: Snapshot) -> dict[Role, PoolPlan]:
             numbers[role],
             0 if snapshot.spec.suspend else count,
             create=existing is None,
-            scale=static and existing is not None and existing.replicas != numbers[role],
+            scale=existing is not None and existing.replicas != numbers[role] and (static or existing.replicas is None),
             limit=limit,
             limit_message=message,
         )
@@ -99,9 +101,13 @@ def _number(snapshot: Snapshot, role: Role) -> int:
     existing = snapshot.child("PDPool", pool(snapshot.name, role))
     if existing is not None and existing.replicas is not None:
         return existing.replicas
-    there = sum(c.workload.spec_replicas or 0 for c in snapshot.children if c.workload and c.labels.get(ROLE) == role)
+    there: dict[str, int] = {}  # by revision: while one takes over, both have the whole number
+    for child in snapshot.children:
+        if child.workload and child.labels.get(ROLE) == role:
+            revision = child.labels.get(REVISION, "")
+            there[revision] = there.get(revision, 0) + (child.workload.spec_replicas or 0)
     bounds = bounds_of(snapshot.spec, role)
-    return there or (bounds.min_replicas if bounds else 1)
+    return max(there.values(), default=0) or (bounds.min_replicas if bounds else 1)
 
 
 def _clamped(spec: PDDeploymentSpec, role: Role, number: int) -> tuple[int, str, str]:
@@ -125,7 +131,7 @@ def _within_budget(spec: PDDeploymentSpec, counts: dict[Role, int]) -> dict[Role
         return counts
     least = {role: min(counts[role], bounds.min_replicas if (bounds := bounds_of(spec, role)) else 1) for role in ROLES}
     total = sum(counts[role] * each[role] for role in ROLES)
-    shares = {role: max(least[role], counts[role] * cap // total) for role in ROLES}
+    shares = {role: max(least[role], counts[role] * cap // total) if each[role] else counts[role] for role in ROLES}
     for role in sorted(ROLES, key=lambda r: shares[r] - least[r], reverse=True):  # a minimum may have taken more than its part
         over = sum(shares[r] * each[r] for r in ROLES) - cap
         if over > 0 and each[role]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from pd_operator.core import diagnosis
-from pd_operator.core.names import Role
+from pd_operator.core.names import SLICE, Role
 from pd_operator.core.observed import PodFact
 from pd_operator.core.scaling import codec
 from pd_operator.core.scaling.decision import Decision
@@ -41,34 +42,67 @@ class Scaled:
     lead: Mapping[Role, LeadTime] = field(default_factory=dict)
 
 
-def replicas_of(pods: Sequence[PodFact], serving: frozenset[str], slice_label: str, desired: int, now: datetime) -> Replicas:
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Replicas that cannot be, as the last reconcile saw it."""
+
+    short: int = 0  # no transfer domain has room for them; their pods wait, or are still to be made
+    refused: int = 0  # the API server takes no pod of them (a quota, an admission webhook)
+
+
+def replicas_of(
+    pods: Sequence[PodFact], serving: frozenset[str], desired: int, now: datetime, missing: Missing = Missing()
+) -> Replicas:
     """Counts of one role from its pods. One that starts counts until a cause says that it never will be ready."""
     ready = starting = blocked = draining = 0
     oldest = 0.0
     for pod in pods:
+        if pod.phase in ("Succeeded", "Failed"):  # evicted: it holds nothing, and another was made in its place
+            continue
         if pod.deleting:
             draining += not pod.lost(now)
-        elif pod.ready and pod.labels.get(slice_label) in serving:
+        elif pod.ready and pod.labels.get(SLICE) in serving:
             ready += 1
         elif not pod.ready and diagnosis.is_blocked(pod):
             blocked += 1
         else:
             starting += 1
             oldest = max(oldest, (now - pod.created).total_seconds() if pod.created else 0.0)
-    return Replicas(desired, ready, starting, blocked, draining, oldest)
+    silent = max(0, missing.short - blocked)  # the scheduler has not said so yet of those among the pods
+    return Replicas(desired, ready, max(0, starting - silent), blocked + silent + missing.refused, draining, oldest)
 
 
-def lead_time(pods: Sequence[PodFact]) -> LeadTime | None:
-    """Of the pods that are ready and never restarted a container; None without any."""
-    seconds = sorted(
-        taken
-        for pod in pods
-        if pod.ready and pod.created and pod.ready_since and not any(c.restarts for c in pod.containers)
-        if 0 <= (taken := (pod.ready_since - pod.created).total_seconds()) <= MAX_LEAD
-    )
-    if not seconds:
+def start_time(pod: PodFact) -> float | None:
+    """Seconds from the creation of a pod to its being ready; None where that is not what its condition says.
+
+    The condition tells the last time that it became ready, so the first answer for a pod is the one to keep.
+    """
+    if not (pod.ready and pod.created and pod.ready_since) or any(c.restarts for c in pod.containers):
         return None
-    return LeadTime(_rank(seconds, 50), _rank(seconds, 90), len(seconds))
+    taken = (pod.ready_since - pod.created).total_seconds()
+    return taken if 0 <= taken <= MAX_LEAD else None
+
+
+def lead_time(seconds: Iterable[float]) -> LeadTime | None:
+    """Of the start times of the pods that exist; None without any."""
+    ordered = sorted(seconds)
+    return LeadTime(_rank(ordered, 50), _rank(ordered, 90), len(ordered)) if ordered else None
+
+
+def lead_text(lead: LeadTime) -> str:
+    """For status, to two digits."""
+    return f"p50 {two_digits(lead.p50)}s, p90 {two_digits(lead.p90)}s"
+
+
+def read_lead(text: str) -> LeadTime | None:
+    """A lead time from a status, counted as one replica's; None where it says nothing."""
+    found = re.fullmatch(r"p50 (\d+(?:\.\d+)?)s, p90 (\d+(?:\.\d+)?)s", text)
+    return LeadTime(float(found[1]), float(found[2]), 1) if found else None
+
+
+def two_digits(value: float) -> str:
+    """Two significant digits, without an exponent up to a million (118.3 -> 120)."""
+    return f"{float(f'{value:.2g}'):.7g}"
 
 
 def _rank(ordered: Sequence[float], percent: int) -> float:
@@ -79,8 +113,8 @@ def _rank(ordered: Sequence[float], percent: int) -> float:
 def restore(statuses: Mapping[Role, Mapping[str, Any]], now: float) -> Learned:
     """What was learned before a restart, from the status of both pools. What cannot be read is learned anew.
 
-    The recommendations of a past that is not the last minute are dropped: without them nothing steps down before a whole
-    window was seen (invariant I4).
+    Rates and recommendations of a past that is not the last minute are dropped: without them nothing steps down before a
+    whole window was seen (invariant I4), and a load of long ago orders nothing.
     """
     found: dict[str, Any] = {}
     kinds: tuple[tuple[Role, Any], ...] = (("prefill", PrefillLearned), ("decode", DecodeLearned))
@@ -100,7 +134,12 @@ def restore(statuses: Mapping[Role, Mapping[str, Any]], now: float) -> Learned:
 
 
 def _without_past(learned: Learned) -> Learned:
-    fresh = Memory()
-    return replace(
-        learned, time=None, prefill=replace(learned.prefill, memory=fresh, queue=None), decode=replace(learned.decode, memory=fresh)
+    """Without what was true of one moment: rates, the queue, the counts' past. Whether decode was congested stays, since the
+    state is written whenever that changes."""
+    p, d = learned.prefill, learned.decode
+    gates = tuple(replace(g, streak=0, starts=None) for g in d.gates)
+    return Learned(
+        None,
+        replace(p, memory=Memory(), queue=None, prompt_rate=None, request_rate=None, ready=0, late=0),
+        replace(d, memory=Memory(), starts=None, stuck_since=None, gates=gates),
     )

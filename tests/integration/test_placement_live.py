@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,8 +16,9 @@ import pytest
 
 from cluster import session
 from cluster.handle import Cluster
-from cluster.kwok import FakeNodes
+from cluster.kwok import DOMAIN_LABEL, FakeNodes
 from cluster.process import Processes
+from cluster.tools import tool
 from faults.objects import install_crds
 from opsrunner import state, waits
 from opsrunner.api import Api, Object
@@ -26,6 +29,7 @@ from opsrunner.spaces import namespaces
 pytestmark = pytest.mark.cluster
 
 PAIR = ["decode", "prefill"]
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "placement.md"
 
 
 @pytest.fixture(scope="module")
@@ -226,12 +230,28 @@ def test_a_pool_grows_into_a_second_domain_and_shrinks_back(nodes: Pool, api: Ap
     places = nodes.places("grows")
     assert [len(where) for where in places.values()] == [4, 4]
     assert sorted({domain for _, domain in where} for where in places.values()) == [{nodes.node("n-d0")}, {nodes.node("n-d1")}]
+    said = _commands_of_the_page(nodes.cluster, space, "grows")
+    assert all(said) and f"\t{nodes.node('n-d0')}\t2\t2\tServing" in said[0] and nodes.node("n-d1") in said[1]
     made = state.children(api, space, "grows", ["Deployment", "Service"])
     assert all(("Service", name) in made and ("Deployment", f"{name}-router") in made for name in places)
     api.merge("PDDeployment", space, "grows", {"spec": {"prefill": {"replicas": 1}, "decode": {"replicas": 1}}})
     waits.until("one slice", lambda: len(nodes.places("grows")) == 1)
     nodes.ready("grows")
     assert len(first & state.uids(nodes.engines("grows"))) == 2
+
+
+def _commands_of_the_page(cluster: Cluster, space: str, name: str) -> list[str]:
+    """Run every command of docs/placement.md for an object; what each printed."""
+    (block,) = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), flags=re.S)
+    said = []
+    for line in block.splitlines():
+        command = line.replace("NAME", name).replace("example.org/rack", DOMAIN_LABEL)
+        command = command.replace("kubectl ", f"{tool('kubectl')} -n {space} --request-timeout 20s ", 1)
+        environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+        done = subprocess.run(["bash", "-eu", "-c", command], capture_output=True, text=True, timeout=60, env=environment)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        said.append(done.stdout)
+    return said
 
 
 def test_an_unchanged_world_costs_no_write(nodes: Pool, api: Api, space: str) -> None:

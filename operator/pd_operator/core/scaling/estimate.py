@@ -46,6 +46,7 @@ def _rate(previous: Rate | None, sample: float | None, seconds: float, law: Law)
     level = HOLT_LEVEL * sample + (1 - HOLT_LEVEL) * (previous.level + HOLT_DAMPING * previous.trend)
     trend = HOLT_TREND * (level - previous.level) + (1 - HOLT_TREND) * HOLT_DAMPING * previous.trend
     jumped = law.jump > 1 and not previous.mean / law.jump <= sample <= previous.mean * law.jump
+    jumped = jumped and abs(sample - previous.mean) >= law.jump_deviations * math.sqrt(previous.variance)
     return Rate(
         mean=significant(sample) if jumped else average(previous.mean, sample, seconds, law.rate_window),
         variance=average(previous.variance, (sample - previous.mean) ** 2, seconds, 10 * law.rate_window),

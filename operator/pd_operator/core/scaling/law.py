@@ -54,6 +54,7 @@ class Law:
     backlog_frozen: bool = False  # while replicas start, the backlog that ordered them orders no more
     forecast: bool = False  # damped Holt on A at lead time + tick; never below A
     jump: float = 1.3  # > 1: a rate off by this factor replaces its average at once
+    jump_deviations: float = 0.0  # > 0: and only if it is off by so many standard deviations of its ticks
     tail: float = 0.0  # z: A counts with z standard deviations of its ticks on top
     hold_decode: float = 0.0  # s of queued prefill above which no D goes down (D looks idle while P is short)
     split_hysteresis: bool = False  # at the cap, a split within one replica of the present one is kept

@@ -92,7 +92,7 @@ class Readings:
     kv_tokens: Signal = UNKNOWN  # KV tokens in use on all D
     kv_capacity: Signal = UNKNOWN  # C: KV tokens of one D
     output_tokens: Signal = UNKNOWN  # OSL: mean output tokens of finished requests
-    itl: Signal = UNKNOWN  # seconds between tokens seen at D
+    itl: Signal = UNKNOWN  # seconds between tokens at D, median: a large batch slows every token, a stall only some
     prefill_latency: Signal = UNKNOWN  # mean seconds of prefill of a request
     ttft: Signal = UNKNOWN  # seconds at the SLO's percentile
     slices: tuple[SliceHandoff, ...] = field(default=())

@@ -12,6 +12,7 @@ from pd_operator.core.scaling.bounds import Bounds
 from pd_operator.core.scaling.decide import decide
 from pd_operator.core.scaling.decision import Alert, Bottleneck, Decision, Reason
 from pd_operator.core.scaling.explain import explain
+from pd_operator.core.scaling.law import Law
 from pd_operator.core.scaling.learned import Gate, Learned
 from pd_operator.core.scaling.readings import UNKNOWN
 
@@ -189,3 +190,38 @@ def test_the_explanation_says_what_would_change_the_answer(changes: dict[str, An
     state = learned()
     state = replace(state, decode=replace(state.decode, stuck_since=NOW - 100 if changes is STUCK else None))
     assert line in explain(tick(state, **changes), BOUNDS)
+
+
+def with_law(law: Law, state: Learned | None = None, **changes: Any) -> Decision:
+    return decide(readings(**changes), learned() if state is None else state, BOUNDS, NOW, law)
+
+
+def test_the_switches_of_the_gate() -> None:
+    load = {
+        "running": 400.0,
+        "kv_tokens": 400_000.0,
+        "handoff_waiting": 60.0,
+        "prompt_rate": 80_000.0,
+        "queued_tokens": 5_000_000.0,
+    }
+    assert counts(with_law(Law(), congested(), **load))[0] == 2
+    held = with_law(Law(gate_holds=False), congested(), **load)  # what arrives may raise prefill, what waits may not
+    assert (counts(held)[0], held.prefill.backlog) == (6, 0.0)
+    off = with_law(Law(prefill_gate=False), congested(), **load)
+    assert off.prefill.backlog == pytest.approx(5_000_000 / (60 * 20_000), rel=1e-3)
+
+
+def test_a_late_first_token_adds_one_prefill_only_where_that_is_switched_on_and_decode_is_not_why() -> None:
+    late = {"prompt_rate": 20_000.0, "ttft": 9.0}
+    state = learned()
+    state = replace(state, prefill=replace(state.prefill, late=2))
+    assert counts(with_law(Law(latency_ticks=3), state, **late))[0] == 3
+    assert counts(with_law(Law(), state, **late))[0] == 2
+    blocked = congested(state)
+    assert counts(with_law(Law(latency_ticks=3), blocked, **late, running=400.0, handoff_waiting=60.0))[0] == 2
+
+
+def test_decode_stays_while_prefill_is_short_only_where_that_is_switched_on() -> None:
+    state = learned(d=long_ago(2, NOW))
+    assert with_law(Law(), state, queued_tokens=400_000.0).decode.desired == 1
+    assert with_law(Law(hold_decode=5.0), state, queued_tokens=400_000.0).decode.reason is Reason.HOLD

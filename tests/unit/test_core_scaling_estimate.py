@@ -183,3 +183,12 @@ def test_b_falls_while_itl_breaks_and_grows_back(before: float | None, itl: floa
     tick = readings(itl=itl, running=running, kv_tokens=running * 1000)
     after = estimate.decode_numbers(tick, DecodeLearned(itl_batch=before), BOUNDS, DEFAULT, 15.0).itl_batch
     assert after == (None if expected is None else pytest.approx(expected, rel=1e-5))
+
+
+def test_a_jump_may_have_to_stand_out_of_the_noise() -> None:
+    noisy = PrefillLearned(prompt_rate=Rate(10.0, 100.0))  # ticks of 10 with a deviation of 10
+    for deviations, mean in ((0.0, 28.0), (1.5, 28.0), (2.0, 19.0)):
+        after = estimate.prefill_rates(
+            readings(prompt_rate=28.0), noisy, Law(jump=1.3, jump_deviations=deviations), HALF
+        ).prompt_rate
+        assert after is not None and after.mean == pytest.approx(mean, rel=1e-4)

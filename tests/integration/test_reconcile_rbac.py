@@ -79,10 +79,10 @@ def live(api: Api, world: World) -> None:
     api.create(state.pdd(space, "needs", model={"uri": "pvc://absent/model"}, engine={"env": names}))
     waits.condition(api, space, "needs", "Accepted", "False", "MissingReference")
     # The same event again, which makes a series of it: refused, mended, refused.
-    for slo in ({"ttft": "2s"}, None, {"ttft": "2s"}):
-        api.merge("PDDeployment", space, "chat", {"spec": {"slo": slo}})
-        waits.condition(api, space, "chat", "Accepted", "False" if slo else "True")
-    api.merge("PDDeployment", space, "chat", {"spec": {"slo": None}})
+    for domains in (2, 1, 2):  # without a topology key
+        api.merge("PDDeployment", space, "chat", {"spec": {"placement": {"maxDomains": domains}}})
+        waits.condition(api, space, "chat", "Accepted", "False" if domains > 1 else "True")
+    api.merge("PDDeployment", space, "chat", {"spec": {"placement": {"maxDomains": 1}}})
     waits.ready(api, space, "chat")
     for kind, name in (("Service", "chat"), ("Role", "chat-router"), ("Deployment", f"{slice_}-router"), ("PDPool", "chat-decode")):
         api.delete(kind, space, name)

@@ -194,7 +194,9 @@ def test_when_both_pools_only_observe(moving: tuple[str, ...], cancel: bool, wai
 
 def test_pending_start_allows_reductions_only() -> None:
     waiting = state(200_000, 1_000) + pods("decode", 1, "starting", first=9)
-    targets = dynamo_load(PROFILE, "throughput").decide(view(0.0, waiting, desired={"prefill": 2, "decode": 4}))
+    policy = dynamo_load(PROFILE, "throughput")
+    policy.cancel_pending = True
+    targets = policy.decide(view(0.0, waiting, desired={"prefill": 2, "decode": 4}))
     assert (targets.prefill, targets.decode) == (2, 2)  # no P although its queue is long; D falls and the start is cancelled
 
 

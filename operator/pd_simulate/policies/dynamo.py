@@ -1,9 +1,9 @@
 """Dynamo planner policies: throughput, latency, load and sla (load loop), predictive (throughput loop), and both together.
 
-Source read: ai-dynamo 1.6.1 (state_machine.py, load_scaling.py, throughput_scaling.py, budget.py). While a pool starts, rises are
-dropped for both and a fall may cancel what starts; while one drains too, or with `cancel_pending` False (up to 1.5), both only
-observe. Draining alone stops nothing: connectors/kubernetes.py looks at desired, updated and ready, and at terminating pods only if
-power aware (`wait_for_drain`). In NVIDIA's replay this behaves as its own planner does there (docs/simulate/referee.md).
+Source read: ai-dynamo 1.6.1 (state_machine.py, load_scaling.py, throughput_scaling.py, budget.py). While a replica of either pool
+starts, both only observe (up to 1.5, the default here: in NVIDIA's replay it behaves as its own planner does there, see
+docs/simulate/referee.md); from 1.6 on a fall may cancel what starts (`cancel_pending`), which did worse wherever it was tried.
+Draining alone stops nothing: connectors/kubernetes.py counts terminating pods only when power aware (`wait_for_drain`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Dynamo:
     load: LoadLoop | None
     throughput: ThroughputLoop | None
     tick: float = LOAD_TICK
-    cancel_pending: bool = True
+    cancel_pending: bool = False
     wait_for_drain: bool = False
     next_plan: float | None = None
     floor: tuple[int, int] = (0, 0)

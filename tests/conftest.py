@@ -15,10 +15,15 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from cluster import named, session
 from cluster.handle import Cluster
 from cluster.kwok import FakeNodes
+
+# Tests count, they do not time: on a loaded machine generating an input may take seconds. pytest-timeout bounds a hang.
+settings.register_profile("pdd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("pdd")
 
 _CLUSTER_FIXTURES = ("nodes_cluster", "kwok_cluster", "control_plane")
 

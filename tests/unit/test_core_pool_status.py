@@ -228,3 +228,19 @@ def test_static_keeps_what_was_learned_for_the_day_it_scales_again() -> None:
     static = told(None, auto, mode="Static")
     assert static["learned"] == auto["learned"] and static["lastDecision"] == auto["lastDecision"]
     assert static["desiredReplicas"] == 2
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Advisory", "External"])
+@pytest.mark.parametrize("given", [readings(), readings(running=10.0, kv_tokens=10_000.0), LOST, PLENTY])
+def test_a_restart_tells_the_same_until_it_has_looked(mode: Mode, given: Readings) -> None:
+    before = told(tick(given, unknown=WHY), mode=mode)
+    assert told(None, before, mode=mode) == before
+
+
+def test_a_restart_under_another_mode_says_what_is_so_now() -> None:
+    auto = told(tick(readings()))
+    assert active(told(None, auto, mode="Advisory")) == ("False", "NotScraped")
+    assert active(told(None, auto, mode="External")) == ("False", "External")
+    assert active(told(None, auto, mode="Static")) == ("False", "Static")
+    assert limited(told(None, auto, mine=MAX)) == ("True", "MaxReplicas")
+    assert limited(told(None, told(tick(readings()), mine=MAX))) == ("True", "MaxReplicas")  # until it has looked

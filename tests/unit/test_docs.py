@@ -13,7 +13,8 @@ import yaml
 
 import generated
 from pd_operator.api.conditions import REASONS, Reason, Type
-from pd_operator.api.types import PDDeploymentSpec
+from pd_operator.api.types import API_VERSION, PDDeploymentSpec
+from pd_operator.controller.scaling import TICK
 from pd_operator.core import names
 from pd_operator.core.compatibility import review
 from pd_operator.core.observed import LOST_AFTER
@@ -21,7 +22,8 @@ from pd_operator.core.placement.demand import BACKOFF, BACKOFF_MAX
 from pd_operator.core.placing import MAX_AVOIDED
 from pd_operator.core.revision import class_of
 from pd_operator.core.rollout import PATIENCE
-from pd_operator.upstream import catalog, lmcache, smg, vllm, vllm_router
+from pd_operator.core.scaling.law import DEFAULT
+from pd_operator.upstream import catalog, lmcache, signals_labels, smg, vllm, vllm_router
 from plugins.quickstart import blocks
 
 ROOT = generated.ROOT
@@ -135,6 +137,24 @@ def test_placement_page_has_the_numbers_of_the_code() -> None:
     assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
     placed = {reason for reason, doc in REASONS.items() if Type.PLACED in doc.conditions} - {Reason.STARTING, Reason.SUSPENDED}
     assert {r for r in placed if f", {r} |" in text} == placed
+
+
+def test_scaling_page_has_the_reasons_and_numbers_of_the_code() -> None:
+    text = (ROOT / "docs/scaling.md").read_text()
+    example, hpa, keda = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.S))
+    spec = PDDeploymentSpec.model_validate({**MINIMAL, **example["spec"]})
+    assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
+    for recipe in (hpa, keda):
+        target = recipe["spec"]["scaleTargetRef"]
+        assert (target["apiVersion"], target["kind"], target["name"]) == (API_VERSION, "PDPool", "chat-decode")
+    labels = re.findall(r"(pdserve\w+)=", keda["spec"]["triggers"][0]["metadata"]["query"])
+    assert labels == [signals_labels.DEPLOYMENT, signals_labels.ROLE]
+    code = (ROOT / "operator/pd_operator/core/pool_status.py").read_text()
+    active = {*re.findall(r'type_, "(?:True|False)", "(\w+)"', code), "NoSeries", "SignalsUnknown"} - {"AsExpected", "NoCapacity"}
+    assert {reason for reason in active if re.search(rf"^\| (?:True|False), {reason} \|", text, flags=re.M)} == active
+    for reason in ("MaxReplicas", "MinReplicas", "MaxGPUs", "NoCapacity", "GatedByDecode", "Cooldown"):
+        assert re.search(rf"^\| [\w, ]*\b{reason}\b[\w, ]* \|", text, flags=re.M), reason
+    assert DEFAULT.down_window == 300 and DEFAULT.down_interval == 60 and TICK == 15  # five minutes, a minute, every 15 s
 
 
 def test_drain_page_has_the_numbers_of_the_code() -> None:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
-from pd_operator.api.conditions import MAX_MESSAGE, Condition, PoolType
+from pd_operator.api.conditions import MAX_MESSAGE, Condition, PoolType, Status
 from pd_operator.core.names import Role
 from pd_operator.core.pools import Mode, PoolPlan
 from pd_operator.core.scaled import Scaled, lead_text, two_digits
@@ -21,6 +21,13 @@ MAX_STATE = 8192  # characters of the learned numbers in a status
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 QUIET = (Reason.HOLD.value, Reason.COOLDOWN.value)
 MOVES = (Reason.DEMAND.value, Reason.BACKLOG.value)
+DECIDED: Mapping[Mode, tuple[str, ...]] = {
+    "Auto": ("Deciding", "SignalsUnknown", "NoSeries"),
+    "Advisory": ("Advisory", "SignalsUnknown", "NoSeries"),
+    "External": (),
+}
+SHOWN = (Reason.MAX_REPLICAS, Reason.MAX_GPUS, Reason.NO_CAPACITY, Reason.GATED_BY_DECODE, Reason.COOLDOWN)
+LAW = tuple(reason.value for reason in SHOWN)
 READ = ("Q", "R", "H", "ITL", "TTFT")  # inputs that are readings of this tick: without any of them no series is there
 
 
@@ -32,17 +39,28 @@ def pool_scaling(
     Nothing here changes while a decision, a bound and what was learned stay what they are (invariant I2).
     """
     answer = scaled.decision.of(role) if scaled and scaled.decision and mode != "Static" else None
+    before = {str(c.get("type")): c for c in previous.get("conditions") or ()}
+    conditions = (_active(mode, scaled, answer), _limited(mine, answer, mode, short))
     told: dict[str, Any] = {"desiredReplicas": answer.desired if answer else mine.desired}
+    if scaled is None and mode != "Static":  # this process has not looked yet: what was told before stands
+        conditions = (_kept(conditions[0], before, DECIDED[mode]), _kept(conditions[1], before, () if mode == "External" else LAW))
+        told["desiredReplicas"] = previous.get("desiredReplicas", mine.desired)
     decision = _last_decision(answer, scaled, previous) if answer and scaled else previous.get("lastDecision")
     if decision:
         told["lastDecision"] = decision
     learned = _learned(scaled, previous.get("learned") or {}, role) if mode != "Static" else previous.get("learned")
     if learned:
         told["learned"] = learned
-    before = {str(c.get("type")): c for c in previous.get("conditions") or ()}
-    conditions = (_active(mode, scaled, answer), _limited(mine, answer, mode, short))
     told["conditions"] = [_settled(c, before.get(c.type.value, {})) for c in conditions]
     return told
+
+
+def _kept(condition: Condition, before: Mapping[str, Mapping[str, Any]], reasons: tuple[str, ...]) -> Condition:
+    """The condition as it was told before, where a tick gave it one of these reasons and nothing else says more."""
+    old = before.get(condition.type.value, {})
+    if old.get("reason") not in reasons or condition.reason not in ("NotScraped", "AsExpected"):
+        return condition
+    return Condition(condition.type, cast(Status, old["status"]), str(old["reason"]), str(old.get("message", "")))
 
 
 def _settled(condition: Condition, before: Mapping[str, Any]) -> Condition:
@@ -149,8 +167,7 @@ def _limited(mine: PoolPlan, answer: RoleDecision | None, mode: Mode, short: int
         return Condition(type_, "True", "NoCapacity", text)
     if mine.limit:
         return Condition(type_, "True", mine.limit, mine.limit_message)
-    shown = (Reason.MAX_REPLICAS, Reason.MAX_GPUS, Reason.NO_CAPACITY, Reason.GATED_BY_DECODE, Reason.COOLDOWN)
-    if answer and mode != "External" and answer.limits and answer.limits[-1].reason in shown:
+    if answer and mode != "External" and answer.limits and answer.limits[-1].reason in SHOWN:
         # A cool-down comes and goes with each tick's need, so it is told without its numbers.
         last = answer.limits[-1]
         text = "fewer would do; a step down waits for its window" if last.reason is Reason.COOLDOWN else last.detail

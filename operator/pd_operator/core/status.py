@@ -47,7 +47,11 @@ def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
 
 def _bottleneck(snapshot: Snapshot) -> str:
     scaled = snapshot.scaled
-    return scaled.decision.bottleneck.value if scaled and scaled.decision and snapshot.spec.scaling else "Unknown"
+    if snapshot.spec.scaling is None:
+        return "Unknown"
+    if scaled is None:  # this process has not looked yet: what was told before stands
+        return str(snapshot.status.get("bottleneck", "Unknown"))
+    return scaled.decision.bottleneck.value if scaled.decision else "Unknown"
 
 
 def build_pool_status(snapshot: Snapshot, plan: Plan, role: Role, previous: Mapping[str, Any], generation: int) -> dict[str, Any]:

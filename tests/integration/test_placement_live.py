@@ -174,10 +174,12 @@ def test_a_foreign_pod_takes_the_gpu_first(nodes: Pool, plane: Cluster, api: Api
     nodes.add("n", 4, per_domain=2, gpus=1)
     with stopped_scheduler(plane):
         nodes.pdd("late")
+        waits.until("a plan", lambda: f'"domain":"{nodes.node("n-d0")}"' in _sites(api, space, "late"))
         waits.until("both pods", lambda: len(nodes.engines("late")) == 2)
-        assert f'"domain":"{nodes.node("n-d0")}"' in _sites(api, space, "late")
         nodes.foreign("thief", "n-1", 1)
         waits.until("another plan", lambda: f'"domain":"{nodes.node("n-d1")}"' in _sites(api, space, "late"))
+        # A scheduler that wakes up may bind the old pods before it has heard of the foreign one.
+        waits.until("the old slice to go", lambda: nodes.node("n-d0") not in _sites(api, space, "late"))
     nodes.ready("late")
     assert list(nodes.places("late").values()) == [[(role, nodes.node("n-d1")) for role in PAIR]]
     assert "excludedDomains" not in api.must_get("PDDeployment", space, "late")["status"]
@@ -229,15 +231,17 @@ def test_a_pool_grows_into_a_second_domain_and_shrinks_back(nodes: Pool, api: Ap
     assert first < state.uids(nodes.engines("grows"))
     places = nodes.places("grows")
     assert [len(where) for where in places.values()] == [4, 4]
-    assert sorted({domain for _, domain in where} for where in places.values()) == [{nodes.node("n-d0")}, {nodes.node("n-d1")}]
+    homes = sorted(sorted({domain for _, domain in where}) for where in places.values())
+    assert homes == [[nodes.node("n-d0")], [nodes.node("n-d1")]]
     said = _commands_of_the_page(nodes.cluster, space, "grows")
     assert all(said) and f"\t{nodes.node('n-d0')}\t2\t2\tServing" in said[0] and nodes.node("n-d1") in said[1]
     made = state.children(api, space, "grows", ["Deployment", "Service"])
     assert all(("Service", name) in made and ("Deployment", f"{name}-router") in made for name in places)
+    before = state.uids(nodes.engines("grows"))
     api.merge("PDDeployment", space, "grows", {"spec": {"prefill": {"replicas": 1}, "decode": {"replicas": 1}}})
     waits.until("one slice", lambda: len(nodes.places("grows")) == 1)
     nodes.ready("grows")
-    assert len(first & state.uids(nodes.engines("grows"))) == 2
+    assert state.uids(nodes.engines("grows")) < before  # which pods of a Deployment go is Kubernetes' choice; none is made anew
 
 
 def _commands_of_the_page(cluster: Cluster, space: str, name: str) -> list[str]:

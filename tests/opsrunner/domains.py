@@ -37,7 +37,8 @@ class Pool:
     def _ready(self) -> set[str]:
         nodes = self.api.list("Node", None, f"{POOL}={self.name}")
         ready = {"type": "Ready", "status": "True"}.items()
-        return {n["metadata"]["name"] for n in nodes if any(ready <= c.items() for c in n["status"].get("conditions", []))}
+        usable = [n for n in nodes if not n["spec"].get("taints")]  # not-ready goes a moment after the condition turned
+        return {n["metadata"]["name"] for n in usable if any(ready <= c.items() for c in n["status"].get("conditions", []))}
 
     def node(self, name: str) -> str:
         """Full name of a node, `a-0` -> `POOL-a-0`."""

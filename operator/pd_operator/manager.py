@@ -175,6 +175,8 @@ class Manager:
         except Forbidden as exc:
             logger.warning("slices are placed without looking at nodes, the chart's ClusterRole would allow it: %s", exc)
             return
+        except (ApiError, aiohttp.ClientError, TimeoutError) as exc:
+            raise StartFailed(f"nodes cannot be listed: {exc or type(exc).__name__}") from exc
         self.stores.ledger = Ledger()
 
     def _build(self, client: KubeClient) -> None:

@@ -123,7 +123,7 @@ def mended(api: Api, space: str, waiting: dict[str, Object]) -> datetime:
 @pytest.mark.parametrize(
     ("patch", "undo", "reason", "words"),
     [
-        ({"slo": {"ttft": "2s"}}, {"slo": None}, "NotImplemented", ["spec.slo"]),
+        ({"backpressure": {"maxQueueTime": "6s"}}, {"backpressure": None}, "NotImplemented", ["spec.backpressure.maxQueueTime"]),
         ({"verification": "Required"}, {"verification": None}, "NotImplemented", ["spec.verification", "Disabled"]),
         (
             {"engine": {"version": "0.25.0"}, "lmcache": {}},
@@ -133,7 +133,7 @@ def mended(api: Api, space: str, waiting: dict[str, Object]) -> datetime:
         ),
         ({"engine": {"type": "sglang"}}, {"engine": {"type": "vllm"}}, "NotImplemented", ["spec.engine.type", "vllm"]),
     ],
-    ids=["slo", "verification", "version", "engine"],
+    ids=["backpressure", "verification", "version", "engine"],
 )
 def test_a_refused_edit_leaves_what_serves_alone(
     api: Api,

@@ -35,7 +35,7 @@ _TRUE: Final[Mapping[Type | PoolType, str]] = {
     Type.READY: "Requests are served.",
     Type.RECONCILING: "The operator or the cluster still works on this generation.",
     Type.STALLED: "It does not get further without somebody.",
-    PoolType.SCALING_ACTIVE: "The operator scales this pool. False/Static: the number is that of the spec.",
+    PoolType.SCALING_ACTIVE: "The operator decides this pool's number; [Scaling](../scaling.md) has all reasons.",
     PoolType.SCALING_LIMITED: "A bound keeps the pool from the number that is asked for.",
 }
 

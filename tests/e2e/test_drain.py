@@ -23,6 +23,7 @@ def _pair(served: Served, router: str, replicas: int) -> Load:
         router={"type": router, "replicas": 2},
     )
     served.ready()
+    served.until("both routers", lambda: "2 of 2" in served.condition("RouterReady").get("message", ""))
     return served.load(tokens=8)
 
 

@@ -24,7 +24,8 @@ async def test_five_processes_serve_two_hundred_chats_and_go(served: Served) -> 
     for role in ("prefill", "decode"):
         pods = served.pods(role)
         assert [_containers(pod) for pod in pods] == [{"engine", "lmcache"}], role
-    assert [_containers(pod) for pod in served.pods("router")] == [{"router"}, {"router"}]
+    # Ready needs one router that sees both roles; the other one follows.
+    served.until("both routers", lambda: [_containers(pod) for pod in served.pods("router")] == [{"router"}, {"router"}])
 
     load = served.load(tokens=16)
     await load.burst(200, concurrency=8)

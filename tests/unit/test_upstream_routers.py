@@ -30,8 +30,8 @@ def test_smg() -> None:
         *["launch", "--host", "0.0.0.0", "--port", "30000", "--pd-disaggregation", "--backend", "vllm"],
         *DISCOVERY,
         *["--shutdown-grace-period-secs", "180", "--disable-tokenizer-autoload", "--retry-max-retries", "2"],
-        *["--health-check-interval-secs", "5", "--health-failure-threshold", "2", "--health-success-threshold", "1"],
-        *["--health-check-timeout-secs", "3"],
+        *["--health-check-interval-secs", "5", "--health-failure-threshold", "3", "--health-success-threshold", "1"],
+        *["--health-check-timeout-secs", "5"],
     ]
 
 

@@ -51,10 +51,12 @@ def arguments(
     defaults = [
         ("--disable-tokenizer-autoload",),
         ("--retry-max-retries", "2"),
+        # A dead engine is dropped at once by its pod's readiness; these are for one that hangs. A busy one must not be taken for
+        # that: on a starved machine two checks of 3 s took the last worker of a role away, and every request got 503 (measured).
         ("--health-check-interval-secs", "5"),
-        ("--health-failure-threshold", "2"),
+        ("--health-failure-threshold", "3"),
         ("--health-success-threshold", "1"),
-        ("--health-check-timeout-secs", "3"),
+        ("--health-check-timeout-secs", "5"),
     ]
     return [*owned, *with_defaults(defaults, user)]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pd_operator.api.scalars import seconds
-from pd_operator.api.types import PDDeploymentSpec
+from pd_operator.api.types import API_VERSION, PDDeploymentSpec
 from pd_operator.controller.loop import Key
-from pd_operator.core.names import ROLES, SLICE, Role
+from pd_operator.core.names import COMPONENT, ROLE, ROLES, SLICE, Role
 from pd_operator.core.observed import PodFact, WorkloadFact
 from pd_operator.core.plan import Plan
 from pd_operator.core.pools import Mode, bounds_of, gpus_of, mode_of
@@ -43,7 +43,7 @@ class Entry:
     def reference(self) -> dict[str, Any]:
         """Enough of the object for an Event."""
         metadata = {"namespace": self.key[0], "name": self.key[1], "uid": self.uid}
-        return {"apiVersion": "pdserve.dev/v1alpha1", "kind": "PDDeployment", "metadata": metadata}
+        return {"apiVersion": API_VERSION, "kind": "PDDeployment", "metadata": metadata}
 
 
 class Roster:
@@ -104,7 +104,7 @@ def _refused(workload: WorkloadFact) -> int:
 
 
 def _target(entry: Entry, pod: PodFact) -> Target | None:
-    part = pod.labels.get("pdserve.dev/role") or pod.labels.get("app.kubernetes.io/component", "")
+    part = pod.labels.get(ROLE) or pod.labels.get(COMPONENT, "")
     slice_ = pod.labels.get(SLICE, "")
     if slice_ not in entry.serving or not pod.ip:
         return None

@@ -126,18 +126,18 @@ def _clamped(spec: PDDeploymentSpec, role: Role, number: int) -> tuple[int, str,
 def _within_budget(spec: PDDeploymentSpec, counts: dict[Role, int]) -> dict[Role, int]:
     """Counts within maxGPUs, in proportion to what was asked for; nothing is raised, and no role goes below its minimum."""
     cap = spec.scaling.max_gpus if spec.scaling else None
-    each = {role: gpus_of(spec, role) for role in ROLES}
-    if cap is None or sum(counts[role] * each[role] for role in ROLES) <= cap:
+    total = gpus(spec, counts)
+    if cap is None or total <= cap:
         return counts
+    each = {role: gpus_of(spec, role) for role in ROLES}
     least = {role: min(counts[role], bounds.min_replicas if (bounds := bounds_of(spec, role)) else 1) for role in ROLES}
-    total = sum(counts[role] * each[role] for role in ROLES)
     shares = {role: max(least[role], counts[role] * cap // total) if each[role] else counts[role] for role in ROLES}
     for role in sorted(ROLES, key=lambda r: shares[r] - least[r], reverse=True):  # a minimum may have taken more than its part
-        over = sum(shares[r] * each[r] for r in ROLES) - cap
+        over = gpus(spec, shares) - cap
         if over > 0 and each[role]:
             shares[role] = max(least[role], shares[role] - -(-over // each[role]))
     for role in ROLES:  # what rounding left over
-        free = cap - sum(shares[r] * each[r] for r in ROLES)
+        free = cap - gpus(spec, shares)
         if free > 0 and each[role]:
             shares[role] = min(counts[role], shares[role] + free // each[role])
     return shares

@@ -100,8 +100,6 @@ class ScalingLoop:
         self._read_limit = read_limit
         self._known: dict[Key, _Known] = {}
         self._limit = asyncio.Semaphore(WRITES)
-        self.ticks = 0
-        self.seconds = 0.0  # that the last tick took
 
     async def run(self) -> None:
         """A tick every `tick` seconds until cancelled; one that is late is not made up for."""
@@ -112,18 +110,15 @@ class ScalingLoop:
             if not self._is_leader():
                 self._known.clear()  # another one learns now; what it wrote is read when we lead again
                 continue
-            begin = time.monotonic()
             try:
                 await self.once()
             except Exception:
                 logger.exception("a scaling tick failed; every pool keeps its number")
-            self.seconds = time.monotonic() - begin
 
     async def once(self) -> None:
         """One tick."""
         entries = self._roster.entries()
         self._known = {e.key: self._known[e.key] for e in entries if e.key in self._known}
-        self.ticks += 1
         if not entries:
             return
         now = self._clock()

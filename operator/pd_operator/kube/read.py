@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import aiohttp
 
 from pd_operator.kube.auth import NoCluster
@@ -13,19 +16,30 @@ class Unreadable(Exception):
     """The cluster cannot be read; the message says why."""
 
 
-async def capacity_objects(kubeconfig: str | None = None) -> tuple[Objects, Objects]:
-    """(nodes, pods) of the whole cluster.
+@asynccontextmanager
+async def connected(kubeconfig: str | None, what: str) -> AsyncIterator[KubeClient]:
+    """A client for a few reads; `what` is to be read, for the message.
 
     Raises:
-        Unreadable: no usable credentials, no answer, or no right to list nodes and pods.
+        Unreadable: no usable credentials, no answer, or no right to read it.
     """
     try:
         client = await KubeClient.connect(kubeconfig)
     except NoCluster as exc:
         raise Unreadable(str(exc)) from exc
     try:
-        return await client.list("Node", None), await client.list("Pod", None)
+        yield client
     except (ApiError, aiohttp.ClientError, OSError, TimeoutError) as exc:
-        raise Unreadable(f"nodes and pods cannot be listed at {client.host}: {exc or type(exc).__name__}") from exc
+        raise Unreadable(f"{what} cannot be listed at {client.host}: {exc or type(exc).__name__}") from exc
     finally:
         await client.close()
+
+
+async def capacity_objects(kubeconfig: str | None = None) -> tuple[Objects, Objects]:
+    """(nodes, pods) of the whole cluster.
+
+    Raises:
+        Unreadable: no usable credentials, no answer, or no right to list nodes and pods.
+    """
+    async with connected(kubeconfig, "nodes and pods") as client:
+        return await client.list("Node", None), await client.list("Pod", None)

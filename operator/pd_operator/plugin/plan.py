@@ -1,16 +1,13 @@
-"""`kubectl pdd`: what the operator would do, without doing it.
+"""`kubectl pdd plan`: what the operator would place where, without doing it.
 
-    kubectl pdd plan -f chat.yaml                         against the cluster, changing nothing
-    kubectl pdd plan -f chat.yaml --save snapshot.json    the same, and keep what was read
-    kubectl pdd plan -f chat.yaml --snapshot snapshot.json    from that file, without a cluster
-
-kubectl finds the program `kubectl-pdd` on PATH by its name.
+kubectl pdd plan -f chat.yaml                         against the cluster, changing nothing
+kubectl pdd plan -f chat.yaml --save snapshot.json    the same, and keep what was read
+kubectl pdd plan -f chat.yaml --snapshot snapshot.json    from that file, without a cluster
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,7 +19,6 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pd_operator import __version__
 from pd_operator.api.types import API_VERSION, PDDeploymentSpec
 from pd_operator.core.names import ROLES, Role
 from pd_operator.core.placement import saved, table
@@ -32,14 +28,11 @@ from pd_operator.core.placement.planner import place, reserve
 from pd_operator.core.placement.requests import replica_shape
 from pd_operator.core.placement.result import Placement
 from pd_operator.core.snapshot import Snapshot
+from pd_operator.plugin.command import Commands, PluginError, answer, kubeconfig_argument
 from pd_operator.render.bundle import engine_templates
 from pd_operator.upstream import catalog
 
 ANY_IMAGE = "image"  # shapes do not depend on it
-
-
-class PluginError(Exception):
-    """Something that the user has to put right; the message says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +52,8 @@ class Wanted:
         return self.spec.roles[role].replicas or 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; the exit code: 0 = everything fits, 1 = not everything does, 2 = wrong arguments or no cluster."""
-    args = _parser().parse_args(argv)
-    try:
-        return _plan(args)
-    except PluginError as exc:
-        print(f"kubectl pdd: {exc}", file=sys.stderr)
-        return 2
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kubectl pdd", description="Looks at PDDeployments without changing anything.")
-    parser.add_argument("--version", action="version", version=f"kubectl-pdd {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+def add(commands: Commands) -> None:
+    """The parser of `plan`."""
     plan = commands.add_parser(
         "plan",
         help="what would be placed where, and why",
@@ -85,11 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--save", metavar="FILE", help="write what was read to a file, for --snapshot")
     plan.add_argument("--prefill", type=int, metavar="N", help="plan for N prefill replicas in place of what the file says")
     plan.add_argument("--decode", type=int, metavar="N", help="plan for N decode replicas in place of what the file says")
-    plan.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, else ~/.kube/config")
-    return parser
+    kubeconfig_argument(plan)
+    plan.set_defaults(run=run)
 
 
-def _plan(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """The exit code: 0 = everything fits, 1 = not everything does."""
     wanted = read(_text(args.filename), args.namespace)
     capacity = _saved(args.snapshot) if args.snapshot else _live(args.kubeconfig)
     if args.save:
@@ -199,12 +181,9 @@ def _saved(path: str) -> saved.Saved:
 
 
 def _live(kubeconfig: str | None) -> saved.Saved:
-    from pd_operator.kube.read import Unreadable, capacity_objects  # noqa: PLC0415  slow imports that --snapshot does not need
+    from pd_operator.kube.read import capacity_objects  # noqa: PLC0415  slow imports that --snapshot does not need
 
-    try:
-        nodes, pods = asyncio.run(capacity_objects(kubeconfig))
-    except Unreadable as exc:
-        raise PluginError(str(exc)) from exc
+    nodes, pods = answer(capacity_objects(kubeconfig))
     return saved.observed(nodes, pods, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
@@ -220,7 +199,3 @@ def _write(path: str, text: str) -> None:
         Path(path).write_text(text)
     except OSError as exc:
         raise PluginError(f"{path}: {exc.strerror}") from exc
-
-
-if __name__ == "__main__":
-    sys.exit(main())

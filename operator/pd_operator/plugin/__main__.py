@@ -1,0 +1,7 @@
+"""`python -m pd_operator.plugin`."""
+
+import sys
+
+from pd_operator.plugin.cli import main
+
+sys.exit(main())

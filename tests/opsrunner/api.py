@@ -71,8 +71,13 @@ class Api:
         return found
 
     def list(self, kind: str, namespace: str | None, selector: str = "") -> list[Object]:
-        """All objects that a label selector matches."""
-        return list(self.page(kind, namespace, selector)["items"])
+        """All objects that a label selector matches; none of an optional kind whose CRD is not installed."""
+        try:
+            return list(self.page(kind, namespace, selector)["items"])
+        except Refused as refused:
+            if refused.code == 404 and KINDS[kind].optional:
+                return []
+            raise
 
     def page(self, kind: str, namespace: str | None, selector: str = "") -> Object:
         """The list object itself, for its resourceVersion."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import manifests
 from opsrunner.api import Api, Object
-from pd_operator.controller.watch import CHILD_KINDS
+from pd_operator.controller.watch import CHILD_KINDS, OPTIONAL_KINDS
 from pd_operator.core.names import DEPLOYMENT, REVISION, ROLE, SLICE
 
 Key = tuple[str, str]  # (kind, name)
@@ -27,7 +27,7 @@ def pdd(namespace: str, name: str = "chat", **spec: Any) -> Object:
     return base
 
 
-def children(api: Api, namespace: str, name: str, kinds: Iterable[str] = CHILD_KINDS) -> dict[Key, Object]:
+def children(api: Api, namespace: str, name: str, kinds: Iterable[str] = (*CHILD_KINDS, *OPTIONAL_KINDS)) -> dict[Key, Object]:
     """Everything that carries the label of this PDDeployment, but pods."""
     found: dict[Key, Object] = {}
     for kind in kinds:

@@ -40,6 +40,7 @@ RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
     ("rbac.authorization.k8s.io", "rolebindings"): CHILD,
     ("policy", "poddisruptionbudgets"): CHILD,
     ("networking.k8s.io", "networkpolicies"): CHILD,
+    ("gateway.networking.k8s.io", "httproutes"): CHILD,  # spec.gateway
     ("", "pods"): frozenset({"list", "watch"}),
     ("", "secrets"): frozenset({"get"}),
     ("", "configmaps"): frozenset({"get"}),

@@ -12,7 +12,7 @@ from pathlib import Path
 import kopf
 import pytest
 
-from pd_operator.controller.watch import CHILD_KINDS, OUR_KINDS, EventStreams, event_registry, kopf_settings
+from pd_operator.controller.watch import CHILD_KINDS, OPTIONAL_KINDS, OUR_KINDS, EventStreams, event_registry, kopf_settings
 from pd_operator.kube.kinds import KINDS
 from pd_operator.kube.store import Stores
 
@@ -93,8 +93,9 @@ def test_kopf_is_a_pure_event_source() -> None:
 
 
 def test_every_watched_kind_is_known() -> None:
-    assert {*CHILD_KINDS, *OUR_KINDS, "Pod"} <= set(KINDS)
-    assert len(set(CHILD_KINDS)) == len(CHILD_KINDS)
+    assert {*CHILD_KINDS, *OPTIONAL_KINDS, *OUR_KINDS, "Pod"} <= set(KINDS)
+    assert len({*CHILD_KINDS, *OPTIONAL_KINDS}) == len(CHILD_KINDS) + len(OPTIONAL_KINDS)
+    assert {name for name, kind in KINDS.items() if kind.optional} == set(OPTIONAL_KINDS)
 
 
 def test_the_source_root_is_no_package() -> None:

@@ -80,6 +80,10 @@ The spec of a PDDeployment is never written: no verb but get, list and watch on 
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+# Kinds of other projects: a cluster without their CRDs is fine.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [get, list, watch, create, patch, delete]
 # The router's Role holds list and watch on pods: nobody may grant what he does not hold.
 - apiGroups: [""]
   resources: [pods]

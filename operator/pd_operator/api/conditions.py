@@ -58,6 +58,7 @@ class Reason(StrEnum):
     MISSING_REFERENCE = "MissingReference"
     NAME_CONFLICT = "NameConflict"
     MANAGED_BY_OTHER = "ManagedByOther"
+    MISSING_KIND = "MissingKind"
     NOT_IMPLEMENTED = "NotImplemented"
     INVALID_SPEC = "InvalidSpec"
     BOUND = "Bound"
@@ -123,6 +124,11 @@ REASONS: Mapping[Reason, ReasonDoc] = {
     ),
     Reason.MANAGED_BY_OTHER: ReasonDoc(
         (Type.ACCEPTED,), "Another install of pd-operator owns this object.", "Let one install watch this namespace."
+    ),
+    Reason.MISSING_KIND: ReasonDoc(
+        (Type.ACCEPTED,),
+        "The spec needs a kind of somebody else's CRD that this cluster does not have.",
+        "Install what the message names, or leave the field out; the operator looks again by itself.",
     ),
     Reason.NOT_IMPLEMENTED: ReasonDoc(
         (Type.ACCEPTED,), "The field is part of the API, its feature is not built yet.", "Remove the field that the message names."

@@ -198,6 +198,7 @@ class Reconciler:
             missing=missing,
             install=self._install,
             server_version=self._server_version,
+            missing_kinds=self._stores.missing_kinds(namespace),
             scaled=self.roster.scaled((namespace, name), uid),
             model=model,
         )

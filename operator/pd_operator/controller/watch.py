@@ -42,6 +42,7 @@ CHILD_KINDS = (
     "PodDisruptionBudget",
     "NetworkPolicy",
 )
+OPTIONAL_KINDS = ("HTTPRoute",)  # children whose CRD belongs to somebody else and may be missing
 KOPF_STOP = 4.0  # seconds kopf may take to clean up; it gives its workers 2 s
 Enqueue = Callable[[Owner], None]
 Namespaces = Sequence[str | None]  # (None,) = cluster-wide
@@ -56,7 +57,10 @@ class KopfEnded(Exception):
 def child_reflectors(
     client: KubeClient, stores: Stores, namespaces: Namespaces, enqueue: Enqueue, timing: Timing | None = None
 ) -> list[Reflector[Any]]:
-    """One reflector per kind that we create, and per watched namespace; each change enqueues the owner's key."""
+    """One reflector per kind that we create, and per watched namespace; each change enqueues the owner's key.
+
+    An optional kind that comes or goes enqueues every PDDeployment: any may have waited for it.
+    """
 
     def changed(old: Any, new: Any) -> None:
         for owner in {owner_of(fact) for fact in (old, new) if fact is not None}:
@@ -71,12 +75,33 @@ def child_reflectors(
                 break
         changed(old, new)
 
+    def absence(kind: str, namespace: str | None) -> Callable[[str], None]:
+        def tell(why: str) -> None:
+            stores.absent.pop((kind, namespace), None)
+            if why:
+                stores.absent[kind, namespace] = why
+            for owner in sorted(stores.deployments):
+                enqueue(owner)
+
+        return tell
+
     made: list[Reflector[Any]] = []
     for namespace in namespaces:
-        for kind in CHILD_KINDS:
-            notify = workload if kind == "Deployment" else changed
+        for kind in (*CHILD_KINDS, *OPTIONAL_KINDS):
+            notify, told = workload if kind == "Deployment" else changed, absence(kind, namespace)
+            decoder = ChildDecoder(kind)
             made.append(
-                Reflector(client, kind, namespace, MANAGED_SELECTOR, ChildDecoder(kind), stores.children, notify, timing=timing)
+                Reflector(
+                    client,
+                    kind,
+                    namespace,
+                    MANAGED_SELECTOR,
+                    decoder,
+                    stores.children,
+                    notify,
+                    timing=timing,
+                    on_absent=told,
+                )
             )
         made.append(Reflector(client, "Pod", namespace, MANAGED_SELECTOR, PodDecoder(), stores.pods, changed, timing=timing))
     return made

@@ -70,6 +70,7 @@ class Snapshot:
     conflicts: tuple[str, ...] = ()  # "Service chat": objects with our names that are not ours
     install: Install = field(default_factory=Install)
     server_version: tuple[int, int] = (1, 29)
+    missing_kinds: Mapping[str, str] = field(default_factory=dict)  # optional kind that nothing can be made of -> why
     # Of placement; empty when the spec names no topology key.
     shapes: Mapping[Role, ReplicaShape] = field(default_factory=dict)
     room: Room | None = None  # None: this install must not read nodes

@@ -18,6 +18,7 @@ class Kind:
     kind: str
     plural: str
     namespaced: bool = True
+    optional: bool = False  # a CRD of somebody else: the API server may not know it, and that is no failure of ours
 
     @property
     def api_version(self) -> str:
@@ -54,6 +55,7 @@ KINDS: dict[str, Kind] = {
         Kind(_RBAC, "v1", "RoleBinding", "rolebindings"),
         Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
         Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
+        Kind("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", optional=True),
         Kind("", "v1", "Pod", "pods"),
         Kind("events.k8s.io", "v1", "Event", "events"),
         Kind("coordination.k8s.io", "v1", "Lease", "leases"),

@@ -9,6 +9,8 @@ silence       -> list again: no byte for `INACTIVITY` although the server sends 
                  answers both
 failure       -> wait (exponential, jittered), watch again from the last version seen
 410           -> the same, but list again
+404 or 403 on an optional kind (a CRD that is not installed, or that we may not read) -> the scope is empty and counts as
+                 listed; look again every `absent_recheck` seconds
 failures only for `give_up_after` seconds -> ReflectorFailed, which ends the process: a cache that nobody feeds is
                  worse than a restart
 """
@@ -26,7 +28,7 @@ from typing import Generic, TypeVar
 import aiohttp
 
 from pd_operator.kube.client import KubeClient
-from pd_operator.kube.errors import ApiError, Gone, from_status
+from pd_operator.kube.errors import ApiError, Forbidden, Gone, NotFound, from_status
 from pd_operator.kube.facts import Decoder, error_of
 from pd_operator.kube.kinds import KINDS
 from pd_operator.kube.store import Key, Store
@@ -42,6 +44,7 @@ BACKOFF_CAP = 30.0  # seconds
 SHORT_WATCH = 1.0  # seconds; a stream that ends sooner without an event counts as a failure, or we would spin
 MAX_LINE = 16 * 2**20  # bytes of one event; etcd refuses objects above 1.5 MiB by default
 MAX_PAGES = 10_000
+ABSENT_RECHECK = 15.0  # seconds between two looks for an optional kind
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class Timing:
     give_up_after: float = GIVE_UP_AFTER
     backoff_base: float = BACKOFF_BASE
     backoff_cap: float = BACKOFF_CAP
+    absent_recheck: float = ABSENT_RECHECK
 
 
 class Reflector(Generic[T]):
@@ -69,9 +73,10 @@ class Reflector(Generic[T]):
         on_change: called once per change, after the store has it, with (old, new); must not block or raise.
         fields: a field selector.
         name: what the stream is called; `Kind` or `Kind/namespace` by default.
+        on_absent: called with why when an optional kind turns out to be absent, and with "" when it is there again.
 
     Attributes:
-        synced: set after the first complete list.
+        synced: set after the first complete list, or when an optional kind was found absent.
         relists: complete lists done.
     """
 
@@ -88,6 +93,7 @@ class Reflector(Generic[T]):
         fields: str = "",
         name: str = "",
         timing: Timing | None = None,
+        on_absent: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.kind = kind
         self.namespace = namespace
@@ -102,6 +108,8 @@ class Reflector(Generic[T]):
         self._store = store
         self._on_change = on_change
         self._timing = timing or Timing()
+        self._on_absent = on_absent
+        self._absent = ""  # why an optional kind cannot be observed
         self._scope = (kind, namespace)
         self._version = ""  # of the last list, event or bookmark; "" = list first
         self._failures = 0
@@ -136,6 +144,8 @@ class Reflector(Generic[T]):
             except Gone as exc:
                 self._version = ""  # list again
                 await self._failed(exc)
+            except (NotFound, Forbidden) as exc:
+                await (self._not_there(exc) if self._known.optional else self._failed(exc))
             except (ValueError, KeyError) as exc:
                 raise ReflectorFailed(f"{self.name}: the API server sent what cannot be parsed: {type(exc).__name__}") from exc
             except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as exc:
@@ -157,11 +167,33 @@ class Reflector(Generic[T]):
             raise ValueError("a list without a resourceVersion")
         self._version = page.version
         self._heard_at = time.monotonic()
-        changes = self._store.replace(self._scope, items)
         self.relists += 1
+        self._replace(items)
+        self._tell_absent("")
+
+    def _replace(self, items: dict[Key, T]) -> None:
+        changes = self._store.replace(self._scope, items)
         self.synced.set()
         for old, new in changes:
             self._on_change(old, new)
+
+    async def _not_there(self, exc: ApiError) -> None:
+        """An optional kind is not there, or not for us: nothing of it exists, and we look again later."""
+        known = self._known
+        missing = f"the API server does not know {known.kind} of {known.api_version}"
+        why = missing if isinstance(exc, NotFound) else f"this install may not read {known.kind} of {known.api_version}"
+        self._version = ""
+        self._heard_at = time.monotonic()
+        self._recovered()
+        self._replace({})
+        self._tell_absent(why)
+        await asyncio.sleep(self._timing.absent_recheck)
+
+    def _tell_absent(self, why: str) -> None:
+        if why != self._absent:
+            logger.info("%s: %s", self.name, why or "is there now")
+            self._absent = why
+            self._on_absent(why)
 
     async def _watch(self) -> None:
         started, events = time.monotonic(), 0

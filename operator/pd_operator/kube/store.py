@@ -127,9 +127,15 @@ class Stores:
         deployments: keys of the PDDeployments that existed at the last list or event; a hint for the periodic resync, never
             a reason to delete anything.
         ledger: capacity of the nodes; None where this install must not read them.
+        absent: optional kinds that cannot be observed, by (kind, namespace of the watch), and why.
     """
 
     children: Store[ChildFact] = field(default_factory=lambda: Store[ChildFact](owner_of))
     pods: Store[PodFact] = field(default_factory=lambda: Store[PodFact](owner_of))
     deployments: set[Owner] = field(default_factory=set)
     ledger: Ledger | None = None
+    absent: dict[tuple[str, str | None], str] = field(default_factory=dict)
+
+    def missing_kinds(self, namespace: str) -> dict[str, str]:
+        """Optional kinds that nothing can be made of in a namespace, and why."""
+        return {kind: why for (kind, scope), why in self.absent.items() if scope in (None, namespace)}

@@ -20,6 +20,14 @@ def kubeconfig_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, else ~/.kube/config")
 
 
+def object_arguments(parser: argparse.ArgumentParser) -> None:
+    """NAME, -n and -o of a command about one PDDeployment."""
+    parser.add_argument("name", metavar="NAME", help="of the PDDeployment")
+    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", help="default: that of the kubeconfig's context, as kubectl")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    kubeconfig_argument(parser)
+
+
 def answer(reading: Coroutine[Any, Any, T]) -> T:
     """What a function of kube/read.py read.
 

@@ -10,34 +10,26 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from pd_operator.core.names import DEPLOYMENT, MANAGED_BY, MANAGER, ROLE, SLICE
 from pd_operator.core.observed import NodeFact, UsageFact
 from pd_operator.core.placement.capacity import NodeCapacity, Taint
 from pd_operator.core.placement.requests import amounts, pod_requests
-from pd_operator.kube.facts import Event, Page
-from pd_operator.kube.store import Key
+from pd_operator.kube.pages import Meta, Slim, SlimDecoder, Thing, by_name, by_namespace
 
 # A pod that gets a node starts to match, one that finishes stops: the watch says ADDED and DELETED.
 BOUND_PODS: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 INTERNED: Final = 8192  # different requests that are remembered; a cluster has dozens
 
 
-class _Slim(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+class _PodMeta(Meta):
+    deletion_timestamp: str | None = None  # only whether it is there
 
 
-class _Meta(_Slim):
-    namespace: str = ""
-    name: str = ""
-    resource_version: str = ""
-    continue_: str = Field(default="", alias="continue")
-    labels: dict[str, str] = {}
+class _NodeMeta(Meta):
     creation_timestamp: datetime | None = None
-    deletion_timestamp: str | None = None
 
 
 Quantities = dict[str, str | int]
@@ -62,83 +54,46 @@ class _PodSpec(TypedDict, total=False):
     resources: _Resources
 
 
-class _Pod(_Slim):
-    metadata: _Meta = _Meta()
-    spec: _PodSpec = {}
+class _Pod(Thing):
+    metadata: _PodMeta = _PodMeta()
+    spec: _PodSpec = Field(default=_PodSpec())
 
 
-class _Taint(_Slim):
+class _Taint(Slim):
     key: str = ""
     value: str = ""
     effect: str = ""
 
 
-class _Condition(_Slim):
+class _Condition(Slim):
     type: str = ""
     status: str = ""
 
 
-class _NodeSpec(_Slim):
+class _NodeSpec(Slim):
     unschedulable: bool = False
     taints: tuple[_Taint, ...] = ()
 
 
-class _NodeStatus(_Slim):
-    allocatable: Quantities = {}
+class _NodeStatus(Slim):
+    allocatable: Quantities = Field(default={})
     conditions: tuple[_Condition, ...] = ()
 
 
-class _Node(_Slim):
-    metadata: _Meta = _Meta()
+class _Node(Thing):
+    metadata: _NodeMeta = _NodeMeta()
     spec: _NodeSpec = _NodeSpec()
     status: _NodeStatus = _NodeStatus()
 
 
-class _PodPage(_Slim):
-    metadata: _Meta
-    items: list[_Pod] | None
-
-
-class _NodePage(_Slim):
-    metadata: _Meta
-    items: list[_Node] | None
-
-
-class _PodEvent(_Slim):
-    type: str
-    object: _Pod
-
-
-class _NodeEvent(_Slim):
-    type: str
-    object: _Node
-
-
-_POD_PAGE, _POD_EVENT = TypeAdapter(_PodPage), TypeAdapter(_PodEvent)
-_NODE_PAGE, _NODE_EVENT = TypeAdapter(_NodePage), TypeAdapter(_NodeEvent)
-
-
-class UsageDecoder:
+class UsageDecoder(SlimDecoder[_Pod, UsageFact]):
     """Bound pods, keyed by (namespace, name)."""
 
     def __init__(self) -> None:
+        super().__init__(_Pod, by_namespace, self._usage)
         self._known: dict[str, Mapping[str, int]] = {}
 
-    def page(self, raw: bytes) -> Page[UsageFact]:
-        """See facts.Decoder."""
-        page = _POD_PAGE.validate_json(raw)
-        items: list[tuple[Key, UsageFact]] = [((p.metadata.namespace, p.metadata.name), self._fact(p)) for p in page.items or ()]
-        return Page(page.metadata.resource_version, page.metadata.continue_, items)
-
-    def event(self, raw: bytes) -> Event[UsageFact]:
-        """See facts.Decoder."""
-        event = _POD_EVENT.validate_json(raw)
-        meta = event.object.metadata
-        if event.type in {"BOOKMARK", "ERROR"}:
-            return Event(event.type, meta.resource_version)
-        return Event(event.type, meta.resource_version, (meta.namespace, meta.name), self._fact(event.object))
-
-    def _fact(self, pod: _Pod) -> UsageFact:
+    def _usage(self, pod: _Pod) -> UsageFact:
         labels, ours = pod.metadata.labels, pod.metadata.labels.get(MANAGED_BY) == MANAGER and ROLE in pod.metadata.labels
         return UsageFact(
             pod.metadata.namespace,
@@ -165,22 +120,11 @@ class UsageDecoder:
         return found
 
 
-class NodeDecoder:
+class NodeDecoder(SlimDecoder[_Node, NodeFact]):
     """Nodes, keyed by (name,). `free` is left to the index."""
 
-    def page(self, raw: bytes) -> Page[NodeFact]:
-        """See facts.Decoder."""
-        page = _NODE_PAGE.validate_json(raw)
-        items: list[tuple[Key, NodeFact]] = [((n.metadata.name,), _node(n)) for n in page.items or ()]
-        return Page(page.metadata.resource_version, page.metadata.continue_, items)
-
-    def event(self, raw: bytes) -> Event[NodeFact]:
-        """See facts.Decoder."""
-        event = _NODE_EVENT.validate_json(raw)
-        meta = event.object.metadata
-        if event.type in {"BOOKMARK", "ERROR"}:
-            return Event(event.type, meta.resource_version)
-        return Event(event.type, meta.resource_version, (meta.name,), _node(event.object))
+    def __init__(self) -> None:
+        super().__init__(_Node, by_name, _node)
 
 
 def _node(raw: _Node) -> NodeFact:

@@ -1,8 +1,7 @@
 """Raw JSON of the API server -> the facts of `core/observed.py`.
 
-Pods are many and change often, so they go through a slim pydantic model that parses bytes and skips what nobody reads:
-less CPU than `json.loads` alone, and no garbage of thirty times the fact's size. Children are few and are hashed whole,
-so they become a dict first.
+Pods are many and change often, so they go through a slim model (`kube/pages.py`). Children are few and are hashed whole, so they
+become a dict first.
 """
 
 from __future__ import annotations
@@ -10,90 +9,50 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 
 from pd_operator.core.names import APPLIED_HASH, SITE
 from pd_operator.core.observed import ChildFact, ContainerFact, PodFact, WorkloadFact
 from pd_operator.core.placement.requests import pod_shape
+from pd_operator.kube.pages import Event, Meta, Page, Slim, SlimDecoder, Thing, by_namespace
 from pd_operator.kube.store import Key
 
-T = TypeVar("T")
 KEPT_ANNOTATIONS = ("pdserve.dev/", "smg.ai/")
 
 
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
-    """One page of a list."""
-
-    version: str  # resourceVersion of the list
-    token: str  # `continue`, "" on the last page
-    items: list[tuple[Key, T]]
-
-
-@dataclass(frozen=True, slots=True)
-class Event(Generic[T]):
-    """One line of a watch stream. `key` and `item` are None for BOOKMARK and ERROR."""
-
-    type: str  # ADDED | MODIFIED | DELETED | BOOKMARK | ERROR
-    version: str
-    key: Key | None = None
-    item: T | None = None
-
-
-class Decoder(Protocol[T]):
-    """Turns raw bytes of one kind into facts. Raises ValueError for bytes that are not what the API promises."""
-
-    def page(self, raw: bytes) -> Page[T]:
-        """Parse one page of a list."""
-
-    def event(self, raw: bytes) -> Event[T]:
-        """Parse one line of a watch stream."""
-
-
-class _Slim(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
-
-
-class _Owner(_Slim):
+class _Owner(Slim):
     uid: str = ""
     controller: bool = False
 
 
-class _Meta(_Slim):
-    namespace: str = ""
-    name: str = ""
+class _Meta(Meta):
     uid: str = ""
-    resource_version: str = ""
-    continue_: str = Field(default="", alias="continue")
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    annotations: dict[str, str] = Field(default={})
     owner_references: tuple[_Owner, ...] = ()
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
 
 
-class _Terminated(_Slim):
+class _Terminated(Slim):
     exit_code: int = 0
     reason: str = ""
     message: str = ""
 
 
-class _Waiting(_Slim):
+class _Waiting(Slim):
     reason: str = ""
     message: str = ""
 
 
-class _State(_Slim):
+class _State(Slim):
     waiting: _Waiting | None = None
     terminated: _Terminated | None = None
 
 
-class _Container(_Slim):
+class _Container(Slim):
     name: str = ""
     ready: bool = False
     started: bool | None = None
@@ -102,7 +61,7 @@ class _Container(_Slim):
     last_state: _State = _State()
 
 
-class _Condition(_Slim):
+class _Condition(Slim):
     type: str = ""
     status: str = ""
     reason: str = ""
@@ -110,11 +69,11 @@ class _Condition(_Slim):
     last_transition_time: datetime | None = None
 
 
-class _PodSpec(_Slim):
+class _PodSpec(Slim):
     node_name: str = ""
 
 
-class _PodStatus(_Slim):
+class _PodStatus(Slim):
     phase: str = "Pending"
     pod_ip: str = Field(default="", alias="podIP")
     nominated_node_name: str = ""
@@ -123,24 +82,10 @@ class _PodStatus(_Slim):
     container_statuses: tuple[_Container, ...] = ()
 
 
-class _Pod(_Slim):
+class _Pod(Thing):
     metadata: _Meta = _Meta()
     spec: _PodSpec = _PodSpec()
     status: _PodStatus = _PodStatus()
-
-
-class _PodPage(_Slim):
-    metadata: _Meta
-    items: list[_Pod] | None  # required: a body without it is no list, and must not pass for an empty one
-
-
-class _PodEvent(_Slim):
-    type: str
-    object: _Pod
-
-
-_POD_PAGE = TypeAdapter(_PodPage)
-_POD_EVENT = TypeAdapter(_PodEvent)
 
 
 def _container(raw: _Container) -> ContainerFact:
@@ -188,22 +133,11 @@ def _pod(raw: _Pod) -> PodFact:
     )
 
 
-class PodDecoder:
+class PodDecoder(SlimDecoder[_Pod, PodFact]):
     """Pods, keyed by (namespace, name)."""
 
-    def page(self, raw: bytes) -> Page[PodFact]:
-        """See Decoder."""
-        page = _POD_PAGE.validate_json(raw)
-        items: list[tuple[Key, PodFact]] = [((pod.metadata.namespace, pod.metadata.name), _pod(pod)) for pod in page.items or ()]
-        return Page(page.metadata.resource_version, page.metadata.continue_, items)
-
-    def event(self, raw: bytes) -> Event[PodFact]:
-        """See Decoder."""
-        event = _POD_EVENT.validate_json(raw)
-        meta = event.object.metadata
-        if event.type in {"BOOKMARK", "ERROR"}:
-            return Event(event.type, meta.resource_version)
-        return Event(event.type, meta.resource_version, (meta.namespace, meta.name), _pod(event.object))
+    def __init__(self) -> None:
+        super().__init__(_Pod, by_namespace, _pod)
 
 
 class ChildDecoder:

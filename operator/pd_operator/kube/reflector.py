@@ -29,8 +29,9 @@ import aiohttp
 
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.errors import ApiError, Forbidden, Gone, NotFound, from_status
-from pd_operator.kube.facts import Decoder, error_of
+from pd_operator.kube.facts import error_of
 from pd_operator.kube.kinds import KINDS
+from pd_operator.kube.pages import Decoder
 from pd_operator.kube.store import Key, Store
 
 T = TypeVar("T")

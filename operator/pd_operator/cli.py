@@ -28,6 +28,10 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(command=_run)
     crds = commands.add_parser("crds", help="print the custom resource definitions as YAML")
     crds.set_defaults(command=_crds)
+    canary = commands.add_parser(
+        "canary", help="send a few requests through a slice and report what its counters show; runs in a Job"
+    )
+    canary.set_defaults(command=_canary)
     return parser
 
 
@@ -48,6 +52,12 @@ def _run(args: argparse.Namespace) -> int:
     except NoCluster as exc:
         print(f"pd-operator: {exc}", file=sys.stderr)
         return 2
+
+
+def _canary(args: argparse.Namespace) -> int:
+    from pd_operator import canary  # noqa: PLC0415
+
+    return canary.main()
 
 
 def _crds(args: argparse.Namespace) -> int:

@@ -80,6 +80,16 @@ class Reason(StrEnum):
     NOT_DISCOVERED = "NotDiscovered"
     SUSPENDED = "Suspended"
     NOT_YET_RUN = "NotYetRun"
+    VERIFIED = "Verified"
+    NO_TRANSFER = "NoTransfer"
+    TRANSFER_FAILED = "TransferFailed"
+    SILENT_FALLBACK = "SilentFallback"
+    REQUEST_FAILED = "RequestFailed"
+    OUTPUT_DIFFERS = "OutputDiffers"
+    VERSION_MISMATCH = "VersionMismatch"
+    CANARY_FAILED = "CanaryFailed"
+    NOT_SUBMITTING = "NotSubmitting"
+    SERVER_DOWN = "ServerDown"
     UPDATED = "Updated"
     ROLLING_OUT = "RollingOut"
     NO_CAPACITY_FOR_PAIR = "NoCapacityForPair"
@@ -88,6 +98,8 @@ class Reason(StrEnum):
 
 
 _ROLES = (Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY)
+_VERIFIED = (Type.HANDOFF_VERIFIED, Type.OFFLOAD_VERIFIED)
+_HANDOFF = (Type.HANDOFF_VERIFIED, Type.READY)
 
 REASONS: Mapping[Reason, ReasonDoc] = {
     Reason.ACCEPTED: ReasonDoc((Type.ACCEPTED,), "The spec was accepted."),
@@ -195,7 +207,50 @@ REASONS: Mapping[Reason, ReasonDoc] = {
     ),
     Reason.SUSPENDED: ReasonDoc((*_ROLES, Type.READY, Type.PLACED, Type.PROGRESSING), "spec.suspend is true: both pools are at 0."),
     Reason.NOT_YET_RUN: ReasonDoc(
-        (Type.HANDOFF_VERIFIED, Type.OFFLOAD_VERIFIED), "No evidence has been taken yet; this does not hold back Ready."
+        (*_VERIFIED, Type.READY),
+        "No evidence has been taken yet: the slice is not complete, its canary runs, or spec.verification is Disabled.",
+    ),
+    Reason.VERIFIED: ReasonDoc(_VERIFIED, "Counters moved as they do when it works; the message says which and when."),
+    Reason.NO_TRANSFER: ReasonDoc(
+        _HANDOFF,
+        "Requests were answered, and no state came from prefill to decode.",
+        "Look at the connector of both engines and at the network between their pods; then run the canary again.",
+    ),
+    Reason.TRANSFER_FAILED: ReasonDoc(
+        _HANDOFF,
+        "Decode tried to fetch the state from prefill and failed.",
+        "Look at decode's log for NIXL: side channel address, network policy, UCX devices.",
+    ),
+    Reason.SILENT_FALLBACK: ReasonDoc(
+        _HANDOFF,
+        "Every answer was 200, and decode had computed the prompts itself: prefill works for nothing.",
+        "Look at what the message names: the router's view of prefill's pods, or the connector.",
+    ),
+    Reason.REQUEST_FAILED: ReasonDoc(
+        _HANDOFF,
+        "A request through the slice's own Service was not answered with 200.",
+        "Read the answer in the message, then the engines' logs.",
+    ),
+    Reason.OUTPUT_DIFFERS: ReasonDoc(
+        _HANDOFF,
+        "The pair's answers at temperature 0 are not those of one engine alone: the state that arrives is not the state that was sent.",
+        "Use a combination of versions that docs/reference/compatibility.md calls tested.",
+    ),
+    Reason.VERSION_MISMATCH: ReasonDoc(
+        _HANDOFF, "The engines of one slice run different versions.", "Give prefill and decode one image; look for a moved tag."
+    ),
+    Reason.CANARY_FAILED: ReasonDoc(
+        _HANDOFF,
+        "The canary could not do its work: it did not start, did not reach something, or left no evidence.",
+        "Read the message, then the log of the Job that it names.",
+    ),
+    Reason.NOT_SUBMITTING: ReasonDoc(
+        (Type.OFFLOAD_VERIFIED, Type.READY),
+        "Prefill computed prompts and its LMCache server did not store them.",
+        "Look at prefill's log for LMCache, and at the server's.",
+    ),
+    Reason.SERVER_DOWN: ReasonDoc(
+        (Type.OFFLOAD_VERIFIED, Type.READY), "An LMCache server does not answer.", "Look at the container lmcache of the pod."
     ),
     Reason.UPDATED: ReasonDoc((Type.PROGRESSING,), "The current revision serves."),
     Reason.ROLLING_OUT: ReasonDoc((Type.PROGRESSING,), "A new revision, or a change of a role's pods, is on its way."),

@@ -1,0 +1,273 @@
+"""The canary's program against engine and LMCache stand-ins on loopback, behind a router of a few lines."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pd_operator import canary
+from pd_operator.api.conditions import Reason
+from pd_operator.core import proof
+from pd_operator.core.canary_case import DEADLINE, MOST_REQUESTS, REQUESTS, VARIABLE, Case, Engine
+from pd_operator.core.proof import Evidence
+from standin.local import NAME, Local, Running, free_port, handoff, with_cache
+
+pytestmark = pytest.mark.timeout(120)
+CHUNK = 64
+Answering = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode, each with its LMCache server."""
+
+    prefill: Running
+    decode: Running
+    caches: tuple[Running, Running]
+
+    def two_legs(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """What a router does."""
+        return 200, handoff(self.prefill, self.decode, **body)[1]
+
+    def decode_only(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """A router that passes requests through: prefill works for nothing."""
+        self.prefill.client.json("POST", "/v1/completions", {**body, "max_tokens": 1})
+        return 200, self.decode.client.json("POST", "/v1/completions", body)
+
+    def case(self, url: str, **changes: Any) -> Case:
+        values = {
+            "mark": "pdd-canary-chat-1",
+            "url": url,
+            "model": NAME,
+            "engine": "vllm",
+            "engine_version": "0.32.0",
+            "router": "vllm-router",
+            "chunk": CHUNK,
+            "prefill": [Engine(pod="p-0", url=self.prefill.url, cache=self.caches[0].url)],
+            "decode": [Engine(pod="d-0", url=self.decode.url, cache=self.caches[1].url)],
+        }
+        return Case.model_validate({**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Local]:
+    with Local() as made:
+        yield made
+
+
+def pair_of(local: Local, *, cache_port: int = 0, **variables: str) -> Pair:
+    """`cache_port`: where prefill looks for its LMCache server, if not where it is."""
+    caches = (local.cache(wait=False), local.cache(wait=False))
+    ports = [cache_port or caches[0].ports["data"], caches[1].ports["data"]]
+    for cache in caches:
+        cache.ready()
+    prefill = local.engine("kv_producer", kv=with_cache("kv_producer", ports[0]), wait=False)
+    decode = local.engine(
+        "kv_consumer", kv=with_cache("kv_consumer", ports[1]), wait=False, STANDIN_HANDSHAKE_TIMEOUT_S="0.5", **variables
+    )
+    return Pair(prefill.ready(), decode.ready(), caches)
+
+
+@pytest.fixture(scope="module")
+def pair(local: Local) -> Pair:
+    return pair_of(local)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counters of stand-ins are there at once, and nothing that is not there comes later."""
+    monkeypatch.setattr(canary, "LATE", 0.4)
+    monkeypatch.setattr(canary, "PAGE", 1.0)
+    monkeypatch.setattr(canary, "CONNECT", 1.0)
+
+
+@contextmanager
+def door(answer: Answering) -> Iterator[tuple[str, list[str]]]:
+    """A Service with one router; yields its URL and the ids of the requests that came."""
+    ids: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            ids.append(self.headers["X-Request-Id"])
+            status, content = answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            raw = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", ids
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+def seen(pair: Pair, answer: Answering | None = None, **changes: Any) -> Evidence:
+    with door(answer or pair.two_legs) as (url, _):
+        return canary.Canary(pair.case(url, **changes)).run()
+
+
+def counted(pair: Pair) -> int:
+    """Requests that prefill answered."""
+    page = pair.prefill.client.call("GET", "/metrics")[2]
+    lines = (page if isinstance(page, bytes) else page.encode()).decode().splitlines()
+    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith("vllm:request_success_total"))
+
+
+def test_a_good_pair_is_proven_with_eight_requests_at_most(pair: Pair) -> None:
+    before = counted(pair)
+    with door(pair.two_legs) as (url, ids):
+        found = canary.Canary(pair.case(url)).run()
+    handed, stored = proof.judge_handoff(found), proof.judge_offload(found)
+    assert (handed.proven, handed.reason) == (True, Reason.VERIFIED), handed
+    assert (stored.proven, stored.reason) == (True, Reason.VERIFIED), stored
+    assert ids == [f"pdd-canary-chat-1-{n}" for n in range(REQUESTS)]
+    assert counted(pair) - before == 2 * REQUESTS <= MOST_REQUESTS
+    assert found.decode.transfers == REQUESTS and found.decode.transferred > 0 and found.decode.computed == 0
+    assert found.decode.received == found.tokens
+    per_prompt = found.tokens / REQUESTS
+    assert per_prompt > 2 * CHUNK and found.chunks >= 2 * REQUESTS, "longer than two chunks"
+    assert found.cache.written == found.cache.objects == found.chunks
+    assert found.output.compared == found.output.same == REQUESTS
+    assert not found.shared
+    assert len(canary.report(found).encode()) <= proof.MAX_BYTES
+
+
+def test_prompts_end_inside_a_block(pair: Pair) -> None:
+    with door(pair.two_legs) as (url, _):
+        program = canary.Canary(pair.case(url))
+        for _ in range(5):
+            count, _ = program._tokens(program._prompt().split())
+            assert count % 2 == 1 and count > 2 * CHUNK
+
+
+def test_a_short_context_bounds_the_prompt(local: Local) -> None:
+    """max_model_len 160: two chunks and the answer do not fit, so the prompt is what fits."""
+    engine = local.engine(None, "--max-model-len", "160")
+    case = Pair(engine, engine, (engine, engine)).case("http://127.0.0.1:1")
+    program = canary.Canary(case)
+    count, longest = program._tokens(program._prompt().split())
+    assert longest == 160 and count % 2 == 1 and count + canary.ANSWER_TOKENS <= 160
+
+
+def test_a_decode_that_computes_everything_is_seen_although_every_answer_is_right(pair: Pair) -> None:
+    found = seen(pair, pair.decode_only)
+    verdict = proof.judge_handoff(found)
+    assert (verdict.proven, verdict.reason) == (False, Reason.NO_TRANSFER), verdict
+    assert found.failures == 0 and found.output.same == REQUESTS and found.decode.computed == found.tokens
+    assert str(found.tokens) in verdict.sentence
+
+
+def test_prefill_that_refuses_to_be_read_is_a_failed_transfer(pair: Pair) -> None:
+    pair.prefill.fault(refuse_transfer=True)
+    try:
+        verdict = proof.judge_handoff(seen(pair))
+    finally:
+        pair.prefill.fault(refuse_transfer=False)
+    assert verdict.reason is Reason.TRANSFER_FAILED, verdict
+
+
+def test_wrong_bytes_show_in_the_answer(pair: Pair) -> None:
+    pair.prefill.fault(wrong_blob=True)
+    try:
+        found = seen(pair)
+    finally:
+        pair.prefill.fault(wrong_blob=False)
+    verdict = proof.judge_handoff(found)
+    assert found.decode.transfers == REQUESTS and found.decode.computed == 0, "every counter is as it should be"
+    assert (verdict.proven, verdict.reason) == (False, Reason.OUTPUT_DIFFERS), verdict
+
+
+def test_errors_of_the_engine_are_shown_and_the_rest_is_not_sent(pair: Pair) -> None:
+    with door(lambda body: (500, {"error": {"message": "EngineCore died, api_key=abcdef123456"}})) as (url, ids):
+        found = canary.Canary(pair.case(url)).run()
+    verdict = proof.judge_handoff(found)
+    assert verdict.reason is Reason.REQUEST_FAILED
+    assert "answered 500" in verdict.sentence and "EngineCore died" in verdict.sentence
+    assert "abcdef123456" not in canary.report(found), "invariant I10"
+    assert len(ids) == 1
+    assert proof.judge_offload(found).proven is None
+
+
+def test_a_service_that_nobody_answers_is_named_with_the_time(pair: Pair) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    verdict = proof.judge_handoff(canary.Canary(pair.case(url)).run())
+    assert verdict.reason is Reason.CANARY_FAILED
+    assert url in verdict.sentence and "waited 1 s" in verdict.sentence
+
+
+def test_an_engine_that_is_gone_is_named(pair: Pair) -> None:
+    gone = Engine(pod="d-0", url=f"http://127.0.0.1:{free_port()}")
+    verdict = proof.judge_handoff(seen(pair, decode=[gone]))
+    assert verdict.reason is Reason.CANARY_FAILED
+    assert gone.url in verdict.sentence and "waited 1 s" in verdict.sentence
+
+
+def test_two_versions_are_named(local: Local, pair: Pair) -> None:
+    other = local.engine(None, STANDIN_VERSION="0.31.0")
+    both = [*pair.case("http://x").decode, Engine(pod="d-1", url=other.url)]
+    verdict = proof.judge_handoff(seen(pair, decode=both))
+    assert verdict.reason is Reason.VERSION_MISMATCH
+    assert "0.31.0 and 0.32.0" in verdict.sentence
+
+
+def test_an_lmcache_server_that_is_down_is_named_and_the_handoff_judged_apart(pair: Pair) -> None:
+    down = Engine(pod="p-0", url=pair.prefill.url, cache=f"http://127.0.0.1:{free_port()}")
+    found = seen(pair, prefill=[down])
+    assert proof.judge_handoff(found).proven is True
+    verdict = proof.judge_offload(found)
+    assert verdict.reason is Reason.SERVER_DOWN
+    assert down.cache in verdict.sentence
+
+
+def test_a_server_that_nobody_stores_in_is_named(pair: Pair, local: Local) -> None:
+    """The engine talks to another server than the one beside it."""
+    idle = local.cache()
+    verdict = proof.judge_offload(seen(pair, prefill=[Engine(pod="p-0", url=pair.prefill.url, cache=idle.url)]))
+    assert verdict.reason is Reason.NOT_SUBMITTING
+    assert "0 lookups" in verdict.sentence
+
+
+def test_others_at_the_same_engines_do_not_make_a_fallback_of_a_good_pair(pair: Pair) -> None:
+    def busy(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        handoff(pair.prefill, pair.decode, **{**body, "prompt": f"somebody else {body['prompt']}"})
+        pair.decode.client.json("POST", "/v1/completions", {**body, "prompt": "a short one"})
+        return pair.two_legs(body)
+
+    found = seen(pair, busy, dark=False)
+    assert found.shared
+    assert proof.judge_handoff(found).proven is True
+
+
+def test_the_program_leaves_evidence_and_an_exit_code(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "termination-log"
+    with door(pair.two_legs) as (url, _):
+        code = canary.main({VARIABLE: pair.case(url).model_dump_json()}, str(log))
+    assert code == 0
+    found = proof.read(log.read_text())
+    assert found is not None and proof.judge_handoff(found).proven is True
+    assert "handoff: Verified" in capsys.readouterr().out
+    with door(pair.decode_only) as (url, _):
+        assert canary.main({VARIABLE: pair.case(url).model_dump_json()}, str(log)) == 1
+    assert canary.main({}, str(log)) == 2
+    assert "PDD_CANARY" in capsys.readouterr().err
+
+
+def test_the_program_ends_before_its_job_does() -> None:
+    assert canary.BUDGET + canary.LATE + 2 * canary.PAGE < DEADLINE

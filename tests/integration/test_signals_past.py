@@ -58,6 +58,8 @@ def cases() -> dict[str, tuple[History, Deployment]]:
         found[name] = (history, fleet or deployment(*(p for p in history[-1] if p.namespace == name)))
 
     case("plain", quiet("plain"))
+    rows = range(SCRAPES)
+    case("stall", edited(quiet("stall"), "decode", stalls=[100 * n for n in rows], gap_seconds=[80.0 * n for n in rows]))
     case("theirs", quiet("theirs", prefill={"waiting": 70}, decode={"running": 90}))  # same deployment, slice, model name
     case("ranks", quiet("ranks", prefill={"ranks": 2}, decode={"ranks": 4}))
     growth = [1000.0 * n for n in range(SCRAPES)]
@@ -175,6 +177,11 @@ def test_every_rank_counts(loads: Mapping[str, Load]) -> None:
     assert many.kv_capacity.value == 4 * one.kv_capacity.value
     assert many.prefill_rate.value == pytest.approx(2 * one.prefill_rate.value)
     assert many.itl.value == pytest.approx(one.itl.value)
+
+
+def test_a_stall_does_not_move_the_time_between_tokens(loads: Mapping[str, Load]) -> None:
+    assert loads["plain"].itl.value == pytest.approx(0.03, rel=0.01)
+    assert loads["stall"].itl.value == pytest.approx(0.025 + 0.025 * 500 / 900, rel=0.01)
 
 
 def test_a_counter_that_restarted(loads: Mapping[str, Load]) -> None:

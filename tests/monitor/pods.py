@@ -10,6 +10,7 @@ from typing import Any
 from pd_operator.signals.fleet import Deployment, Side, Target
 from pd_operator.upstream import signals_labels as labels
 
+GAPS = (0.025, 0.05, 0.1, 1.0, math.inf)  # upper bounds of inter_token_latency_seconds
 BUCKETS = (0.1, 0.5, 1.0, 5.0, math.inf)
 CONTAINERS = {"prefill": "engine", "decode": "engine", "router": "router", "cache": "lmcache"}
 PROGRAMS = {"prefill": ("vllm", "0.32.0"), "decode": ("vllm", "0.32.0"), "router": ("smg", "1.13.0"), "cache": ("lmcache", "0.5.5")}
@@ -40,6 +41,7 @@ class Pod:
     first_token_seconds: float = 0.0
     gaps: float = 0
     gap_seconds: float = 0.0
+    stalls: float = 0  # of the gaps, those of 0.1 to 1 s; the others are of 25 to 50 ms
     outputs: float = 0
     output_tokens: float = 0
     offered: float = 0
@@ -99,6 +101,9 @@ class Pod:
         for bound in BUCKETS:
             count = max((n for b, n in self.first_tokens.items() if b <= bound), default=0)
             values.append(("time_to_first_token_seconds_bucket", {"le": number(bound)}, count))
+        for bound in GAPS:
+            count = self.gaps if bound >= 1.0 else self.gaps - self.stalls if bound >= 0.05 else 0.0
+            values.append(("inter_token_latency_seconds_bucket", {"le": number(bound)}, count))
         info = {"engine": rank, "num_gpu_blocks": str(self.blocks), "block_size": "16", "kv_cache_size_tokens": "None"}
         return [*((f"vllm:{n}", {**mine, **own}, v) for n, own, v in values), ("vllm:cache_config_info", info, 1.0)]
 

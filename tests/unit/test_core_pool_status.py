@@ -73,7 +73,6 @@ WHY = "running: podScrape: pod chat-d-0 has no sample for 16 s"
         ("External", tick(readings()), ("False", "External")),
         ("External", None, ("False", "External")),
         ("Auto", None, ("False", "NotScraped")),
-        ("Auto", Scaled(0.0, None, why_not="nobody looked"), ("False", "NotScraped")),
         ("Auto", tick(LOST, unknown=WHY), ("False", "SignalsUnknown")),
         ("Auto", tick(NO_SERIES, unknown=WHY), ("False", "NoSeries")),
         ("Advisory", tick(LOST, unknown=WHY), ("False", "SignalsUnknown")),
@@ -101,7 +100,7 @@ def test_a_throughput_that_was_never_seen_is_unknown_as_well() -> None:
 def test_unknown_stays_told_beside_a_limit() -> None:
     tight = replace(BOUNDS, max_gpus=3)
     scaled = tick(replace(LOST, decode=replicas(4)), bounds=tight, unknown=WHY)
-    assert scaled.decision is not None and scaled.decision.decode.reason.value == "MaxGPUs"
+    assert scaled.decision.decode.reason.value == "MaxGPUs"
     status = told(scaled)
     assert active(status) == ("False", "SignalsUnknown") and limited(status) == ("True", "MaxGPUs")
 

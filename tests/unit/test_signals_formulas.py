@@ -113,6 +113,23 @@ def test_every_rank_counts() -> None:
     assert found["itl"] == one["itl"]
 
 
+def test_a_stall_does_not_move_the_time_between_tokens() -> None:
+    """A tenth of the gaps takes 0.5 s: the mean triples, the median stays in its bucket of 25 to 50 ms."""
+    rows = busy()
+    stalled = [
+        [p.but(stalls=100 * n, gap_seconds=30.0 * n + 50.0 * n) if p.side == "decode" else p for p in row]
+        for n, row in enumerate(rows)
+    ]
+    found = seen(stalled).itl
+    assert found.value == pytest.approx(0.025 + 0.025 * 500 / 900) and found.quality is Quality.DERIVED
+    slow = [
+        [p.but(slice="slow", gap_seconds=900.0 * n, stalls=900 * n) if p.side == "decode" else p for p in r]
+        for n, r in enumerate(rows)
+    ]
+    both = [a + [p.but(slice="slow") for p in b] for a, b in zip(rows, slow, strict=True)]
+    assert seen(both).itl.value == pytest.approx(0.1 + 0.9 * 400 / 900)  # of two slices the slower one
+
+
 def test_a_ready_pod_that_does_not_answer_makes_its_role_unknown_and_only_it() -> None:
     rows = busy()
     lost = Pod("decode", name="d-1")

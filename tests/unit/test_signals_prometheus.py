@@ -69,7 +69,7 @@ async def test_numbers_ages_and_the_number_of_queries() -> None:
     }  # fmt: skip
     assert all(s.age == pytest.approx(7, abs=1) for s in load.signals().values())
     assert load.every_prefill_waiting
-    assert len(server.requests) == 22
+    assert len(server.requests) == 23
     assert {path.partition("?")[0] for path, _, _ in server.requests} == {"/api/v1/query"}
 
 
@@ -116,7 +116,7 @@ async def test_one_failure_is_tried_again(fault: str) -> None:
     with Answering(answer, fault, None) as server:
         load = await read(server.url)
     assert len(known(load)) == 14
-    assert len(server.requests) == 23
+    assert len(server.requests) == 24
 
 
 @pytest.mark.parametrize(("fault", "requests"), [("400", 1), ("html", 1), ("500", 2)])
@@ -231,8 +231,12 @@ async def test_each_deployment_its_percentile() -> None:
         source = Prometheus(lambda: (FLEET, deployment(Pod("decode", deployment="b"), percentile=50)), Options(server.url))
         loads = await source.read(time.time())
         await source.close()
-    assert len(server.requests) == 23
-    assert [q.partition("(")[2][:4].rstrip(", ") for _, _, q in server.requests if q.startswith("histogram")] == ["0.5", "0.95"]
+    assert len(server.requests) == 24
+    assert [q.partition("(")[2][:4].rstrip(", ") for _, _, q in server.requests if q.startswith("histogram")] == [
+        "0.5",
+        "0.95",
+        "0.5",
+    ]
     assert set(loads) == {("team", "chat"), ("team", "b")}
     assert not loads["team", "b"].running.known
 
@@ -250,7 +254,7 @@ async def test_token_tenant_and_rotation(tmp_path: Path) -> None:
         await source.close()
     assert f"{token}: No such file or directory" in missing.running.source
     seen = [(h["Authorization"], h["X-Scope-OrgID"]) for _, h, _ in server.requests]
-    assert seen == [("Bearer first", "tenant-7")] * 22 + [("Bearer second", "tenant-7")] * 22
+    assert seen == [("Bearer first", "tenant-7")] * 23 + [("Bearer second", "tenant-7")] * 23
 
 
 async def test_a_redirect_gets_no_token(tmp_path: Path) -> None:

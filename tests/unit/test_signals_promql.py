@@ -35,8 +35,8 @@ def test_labels_are_those_that_the_prometheus_operator_makes_of_ours() -> None:
 
 
 def test_about_twenty_queries_whatever_the_fleet() -> None:
-    assert len(texts()) == 22
-    assert len(answers.queries(ALL, {95, 99})) == 23
+    assert len(texts()) == 23
+    assert len(answers.queries(ALL, {95, 99})) == 24
 
 
 def test_no_query_knows_a_model_and_each_asks_for_our_labels() -> None:
@@ -94,7 +94,7 @@ def _rules() -> list[dict[str, Any]]:
 
 def test_the_chart_s_rules_are_the_tables_expressions() -> None:
     assert yaml.safe_load(RULES.read_text()) == promql.rules(), "python -m pd_operator.signals.rules > the file"
-    assert len({rule["record"] for rule in _rules()}) == len(_rules()) == 22
+    assert len({rule["record"] for rule in _rules()}) == len(_rules()) == 23
 
 
 def test_promtool_accepts_the_rules() -> None:
@@ -102,7 +102,7 @@ def test_promtool_accepts_the_rules() -> None:
         [str(tool("promtool")), "check", "rules", "--lint=all", "--lint-fatal", str(RULES)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "22 rules found" in done.stdout
+    assert "23 rules found" in done.stdout
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -151,7 +151,7 @@ class ScalingLoop:
             pools[role] = fact.replicas
         try:
             scaled = await self._decide(entry, load, pools, now)
-            if entry.mode == "Auto" and scaled.decision is not None:
+            if entry.mode == "Auto":
                 await self._scale(entry, scaled.decision, pools)
         except (*UNWRITTEN, ValueError) as exc:
             logger.warning("%s/%s is not scaled in this tick: %s", *entry.key, exc or type(exc).__name__)
@@ -222,8 +222,6 @@ class ScalingLoop:
 def _gist(scaled: Scaled, before: Mapping[str, object]) -> dict[str, object]:
     """What of a tick's result status tells; a learned number that moved little stands as it was told before."""
     decision = scaled.decision
-    if decision is None:
-        return {"why": scaled.why_not}
     told: dict[str, object] = {"bottleneck": decision.bottleneck, "unknown": bool(scaled.unknown)}
     for role in ROLES:
         answer = decision.of(role)

@@ -39,14 +39,13 @@ class ScalingMetrics(Collector):
         }
         for entry in self._roster.entries():
             scaled = self._roster.scaled(entry.key, entry.uid)
-            if scaled is not None and scaled.decision is not None:
+            if scaled is not None:
                 _add(families, entry, scaled)
         yield from families.values()
 
 
 def _add(families: dict[str, GaugeMetricFamily], entry: Entry, scaled: Scaled) -> None:
     decision = scaled.decision
-    assert decision is not None
     key = list(entry.key)
     families["congested"].add_metric(key, float(bool(decision.congested)))
     families["unknown"].add_metric(key, float(bool(scaled.unknown)))

@@ -38,7 +38,7 @@ def pool_scaling(
 
     Nothing here changes while a decision, a bound and what was learned stay what they are (invariant I2).
     """
-    answer = scaled.decision.of(role) if scaled and scaled.decision and mode != "Static" else None
+    answer = scaled.decision.of(role) if scaled and mode != "Static" else None
     before = {str(c.get("type")): c for c in previous.get("conditions") or ()}
     conditions = (_active(mode, scaled, answer), _limited(mine, answer, mode, short))
     told: dict[str, Any] = {"desiredReplicas": answer.desired if answer else mine.desired}
@@ -99,7 +99,7 @@ def sentence(answer: RoleDecision) -> str:
 
 def _learned(scaled: Scaled | None, before: Mapping[str, Any], role: Role) -> dict[str, Any]:
     """What was learned, told anew when one of its numbers moved by more than a tenth, or a count changed."""
-    if scaled is None or scaled.decision is None:
+    if scaled is None:
         return dict(before)
     learned, lead = scaled.decision.learned, scaled.lead.get(role)
     told: dict[str, Any] = {"digest": digest(learned, role, scaled.decision.of(role), str(before.get("digest", "")))}
@@ -146,8 +146,7 @@ def _active(mode: Mode, scaled: Scaled | None, answer: RoleDecision | None) -> C
     if mode == "External":
         return Condition(type_, "False", "External", "an HPA, KEDA or a person writes the scale of this PDPool")
     if scaled is None or answer is None:
-        why = scaled.why_not if scaled and scaled.why_not else "no signal was read yet"
-        return Condition(type_, "False", "NotScraped", f"the number is kept: {why}")
+        return Condition(type_, "False", "NotScraped", "the number is kept: no signal was read yet")
     unknown = next((limit for limit in answer.limits if limit.reason is Reason.SIGNALS_UNKNOWN), None)
     if unknown is not None:
         nothing = not any(value is not None for name, value in answer.inputs.items() if name in READ)

@@ -33,12 +33,11 @@ class LeadTime:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """What the last tick decided, or why it could not."""
+    """What the last tick decided. A tick that could not decide leaves what the one before it said."""
 
     time: float  # seconds since 1970
-    decision: Decision | None = None
+    decision: Decision
     unknown: str = ""  # signals that are not known and why; "" when a decision rests on all of them
-    why_not: str = ""  # why there is no decision: nothing was scraped yet
     lead: Mapping[Role, LeadTime] = field(default_factory=dict)
 
 

@@ -51,7 +51,7 @@ def _bottleneck(snapshot: Snapshot) -> str:
         return "Unknown"
     if scaled is None:  # this process has not looked yet: what was told before stands
         return str(snapshot.status.get("bottleneck", "Unknown"))
-    return scaled.decision.bottleneck.value if scaled.decision else "Unknown"
+    return scaled.decision.bottleneck.value
 
 
 def build_pool_status(snapshot: Snapshot, plan: Plan, role: Role, previous: Mapping[str, Any], generation: int) -> dict[str, Any]:

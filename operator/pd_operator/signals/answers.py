@@ -42,7 +42,7 @@ class Answers:
 
 def name_of(quantity: Quantity, percentile: int) -> str:
     """The name of the query that gives a quantity."""
-    return f"{quantity.name}/{percentile}" if quantity.how is How.QUANTILE else quantity.name
+    return f"{quantity.name}/{quantity.percentile or percentile}" if quantity.how is How.QUANTILE else quantity.name
 
 
 def queries(expressions: Expressions, percentiles: Iterable[int]) -> list[Query]:
@@ -50,7 +50,8 @@ def queries(expressions: Expressions, percentiles: Iterable[int]) -> list[Query]
     found = [Query(PODS, expressions.pods())]
     for quantity, tables in catalog.union():
         infos = tuple(t.series[q.info or q.series] for t in tables for q in t.quantities if q.name == quantity.name)
-        for percentile in sorted(set(percentiles)) if quantity.how is How.QUANTILE else (0,):
+        own = {quantity.percentile} if quantity.percentile else set(percentiles)
+        for percentile in sorted(own) if quantity.how is How.QUANTILE else (0,):
             expression = expressions.quantity(quantity, tables, percentile)
             found.append(Query(name_of(quantity, percentile), expression, quantity, infos))
     return found

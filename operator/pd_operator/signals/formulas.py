@@ -42,7 +42,7 @@ def load(deployment: Deployment, groups: Mapping[GroupKey, Group]) -> Load:
         kv_tokens=_as(_sum(parts, "decode", "kv_used"), parts, "kv_tokens"),
         kv_capacity=_as(_capacity(parts), parts, "kv_capacity"),
         output_tokens=_as(_mean(parts, "decode", "output_tokens", "outputs"), parts, "output_tokens"),
-        itl=_as(_mean(parts, "decode", "gap_seconds", "gaps"), parts, "itl"),
+        itl=_as(_itl(parts), parts, "itl"),
         prefill_latency=_as(_mean(parts, "prefill", "prefill_seconds", "prefills"), parts, "prefill_latency"),
         ttft=_as(_ttft(parts), parts, "ttft"),
         every_prefill_waiting=_every_prefill_waiting(parts),
@@ -212,6 +212,19 @@ def _queue(parts: Sequence[_Slice]) -> Signal:
 def _capacity(parts: Sequence[_Slice]) -> Signal:
     size, pods = _sum(parts, "decode", "kv_size"), sum(part.pods("decode") for part in parts)
     return ratio(size, replace(size, value=float(pods)), "no decode pod shows its cache")
+
+
+def _itl(parts: Sequence[_Slice]) -> Signal:
+    """The median gap between tokens, and at most the mean. Of several slices the slowest counts; those without tokens do not."""
+    found: list[Signal] = []
+    for part in parts:
+        mean = ratio(part.signal("decode", "gap_seconds"), part.signal("decode", "gaps"), "no gaps in the window")
+        median = part.signal("decode", "gap_median") if part.has("gap_median") and mean.known else mean
+        if part.signal("decode", "gaps").state is not State.IDLE:
+            found.append(median if not median.known or median.value < mean.value else mean)
+    if not found:
+        return Signal(State.UNKNOWN, source="no gaps in the window")
+    return next((s for s in found if not s.known), None) or max(found, key=lambda s: s.value)
 
 
 def _ttft(parts: Sequence[_Slice]) -> Signal:

@@ -94,7 +94,7 @@ def _number(quantity: Quantity, fresh: Sequence[tuple[Target, Window]], percenti
     if quantity.how is How.LEAST:
         return min(parts)
     if quantity.how is How.QUANTILE:
-        found = quantile(percentile / 100, _merged(window.buckets(quantity) for window in counted))
+        found = quantile((quantity.percentile or percentile) / 100, _merged(window.buckets(quantity) for window in counted))
         return "nothing was observed in the window" if found is None else found
     return sum(parts)
 

@@ -17,6 +17,7 @@ from pd_operator.upstream.signals_table import How, Quantity, Series, Table
 
 WINDOW: Final = 60  # seconds: four scrapes at the usual 15 s, so that one or two missed ones leave a rate
 FRESH: Final = 60  # seconds: a gauge older than that is not counted
+RECORDED: Final = 95  # percentile of the recorded quantiles that have none of their own
 PREFIX: Final = "pdserve"
 PODS: Final = f"{PREFIX}:pod_sample_time_seconds:max"  # recorded: when each page of each pod was scraped
 _GROUP = ", ".join(labels.GROUP)
@@ -41,7 +42,7 @@ class Expressions:
 
     def quantity(self, quantity: Quantity, tables: Sequence[Table], percentile: int = 95) -> str:
         """A quantity by group; SIZE and SHARE also by the labels of the info, whose product Python makes."""
-        if self.recorded and (quantity.how is not How.QUANTILE or percentile == 95):
+        if self.recorded and (quantity.how is not How.QUANTILE or percentile in (quantity.percentile, RECORDED)):
             return self._selector(rule_name(quantity), {})
         series = catalog.series_of(quantity, list(tables))
         if quantity.how is How.SHARE:
@@ -105,12 +106,16 @@ def info_labels(series: Sequence[Series]) -> list[str]:
 
 def rule_name(quantity: Quantity) -> str:
     """The name of a quantity's recording rule: level, metric, operation (prometheus.io/docs/practices/rules)."""
-    return f"{PREFIX}:{quantity.name}:{'p95' if quantity.how is How.QUANTILE else quantity.how.value}"
+    return (
+        f"{PREFIX}:{quantity.name}:{f'p{quantity.percentile or RECORDED}' if quantity.how is How.QUANTILE else quantity.how.value}"
+    )
 
 
 def rules() -> dict[str, object]:
     """The rule file: every expression of a tick under its name. A tick that reads them costs Prometheus next to nothing."""
     expressions = Expressions()
     found = [{"record": PODS, "expr": expressions.pods()}]
-    found += [{"record": rule_name(q), "expr": expressions.quantity(q, tables)} for q, tables in catalog.union()]
+    found += [
+        {"record": rule_name(q), "expr": expressions.quantity(q, tables, q.percentile or RECORDED)} for q, tables in catalog.union()
+    ]
     return {"groups": [{"name": "pd-operator-signals", "interval": "15s", "rules": found}]}

@@ -54,13 +54,17 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One number of a group. `role` is the only role that is read, "" = both engines' roles, "router" and "cache" the others."""
+    """One number of a group. `role` is the only role that is read, "" = both engines' roles, "router" and "cache" the others.
+
+    `percentile` is of a QUANTILE: 0 = that of the PDDeployment's SLO.
+    """
 
     name: str
     how: How
     series: str  # key of Table.series
     role: str = ""
     info: str = ""  # SHARE: key of the info
+    percentile: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ SERIES: Final = {
     "first_token_buckets": Series(Kind.COUNTER, ("vllm:time_to_first_token_seconds_bucket",)),
     "gaps": Series(Kind.COUNTER, ("vllm:inter_token_latency_seconds_count",)),
     "gap_seconds": Series(Kind.COUNTER, ("vllm:inter_token_latency_seconds_sum",)),
+    "gap_buckets": Series(Kind.COUNTER, ("vllm:inter_token_latency_seconds_bucket",)),
     "outputs": Series(Kind.COUNTER, ("vllm:request_generation_tokens_count",)),
     "output_tokens": Series(Kind.COUNTER, ("vllm:request_generation_tokens_sum",)),
     # Came with --max-num-queued-reqs; before it nothing is rejected by the engine.
@@ -57,6 +58,7 @@ QUANTITIES: Final[tuple[Quantity, ...]] = (
     Quantity("first_token_quantile", How.QUANTILE, "first_token_buckets"),
     Quantity("gaps", How.RATE, "gaps", "decode"),
     Quantity("gap_seconds", How.RATE, "gap_seconds", "decode"),
+    Quantity("gap_median", How.QUANTILE, "gap_buckets", "decode", percentile=50),
     Quantity("outputs", How.RATE, "outputs", "decode"),
     Quantity("output_tokens", How.RATE, "output_tokens", "decode"),
 )
@@ -74,7 +76,8 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("kv_tokens", "decode", Quality.DERIVED, "kv_cache_usage_perc x tokens of cache_config_info, rank by rank"),
     Row("kv_capacity", "decode", Quality.EXACT, "tokens of cache_config_info per replica"),
     Row("output_tokens", "decode", Quality.EXACT, "output_tokens / outputs"),
-    Row("itl", "decode", Quality.EXACT, "gap_seconds / gaps"),
+    # Buckets are wide (25 to 50 ms), and linear inside one; stalls only lengthen gaps, so the median is below the mean.
+    Row("itl", "decode", Quality.DERIVED, "min(median of the buckets of inter_token_latency_seconds, gap_seconds / gaps)"),
     Row("prefill_latency", "prefill", Quality.EXACT, "prefill_seconds / prefills"),
     # Streams get their response head before the first token, so no router's histogram holds the wait on decode.
     Row("ttft", "prefill, decode", Quality.DERIVED, "max(quantile of P + mean of D, mean of P + quantile of D)"),

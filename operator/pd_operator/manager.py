@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from pd_operator import __version__
+from pd_operator.controller.budgets import budgets_of
 from pd_operator.controller.capacity import CapacityFeed
 from pd_operator.controller.decision_log import DecisionLog, new_source
 from pd_operator.controller.health import Check, Health, LoopLag, Problem, over
@@ -225,6 +226,7 @@ class Manager:
             enqueue=self._child_changed,
             log=log.write if log else lambda line: None,
             tick=self.settings.signals.tick_seconds,
+            budgets=budgets_of(self.settings),
         )
 
     def _child_changed(self, key: Key) -> None:

@@ -56,6 +56,16 @@ class SignalSettings(BaseModel):
         return self
 
 
+class BudgetSettings(BaseModel):
+    """GPUs that the PDDeployments of some namespaces share; spec.scaling.priority says who is served first."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+    name: str = Field(default="", max_length=63, pattern=f"{NAME}|^$", description="For messages; empty = its place in the list.")
+    namespaces: Literal["all"] | tuple[str, ...] = Field(description="all, or names of namespaces; each in one budget at most.")
+    max_gpus: int = Field(alias="maxGPUs", ge=1, le=1_000_000, description="Accelerators that they may use together.")
+
+
 class Settings(BaseModel):
     """All settings; the defaults suit a run outside the cluster."""
 
@@ -98,6 +108,7 @@ class Settings(BaseModel):
     )
     max_key_age_seconds: float = Field(default=120.0, gt=0, description="/readyz fails when a key waits for a worker longer.")
     signals: SignalSettings = Field(default_factory=SignalSettings, description="Where signals of load come from.")
+    budgets: tuple[BudgetSettings, ...] = Field(default=(), max_length=100, description="GPUs that several PDDeployments share.")
     decision_log: str = Field(
         default="", max_length=4096, description="File that gets one line of JSON for each scaling decision; empty = none."
     )
@@ -122,6 +133,25 @@ class Settings(BaseModel):
             if not name or name != name.lower() or not name.replace("-", "").isalnum():
                 raise ValueError(f"{name!r} is not the name of a namespace (patterns are not accepted)")
         return tuple(dict.fromkeys(namespaces))
+
+    @model_validator(mode="after")
+    def _check_budgets(self) -> Settings:
+        covered: dict[str, int] = {}
+        for number, budget in enumerate(self.budgets):
+            if budget.namespaces == "all" and len(self.budgets) > 1:
+                raise ValueError(f"budgets[{number}].namespaces is all: with more than one budget each names its namespaces")
+            for name in budget.namespaces if budget.namespaces != "all" else ():
+                if name in covered:
+                    raise ValueError(
+                        f"budgets[{number}].namespaces: {name} is in budgets[{covered[name]}] too; one budget is accepted"
+                    )
+                if self.watch_namespaces and name not in self.watch_namespaces:
+                    watched = ", ".join(self.watch_namespaces)
+                    raise ValueError(f"budgets[{number}].namespaces: {name} is not served by this install; accepted: {watched}")
+                covered[name] = number
+            if not budget.namespaces:
+                raise ValueError(f"budgets[{number}].namespaces is empty: all, or at least one name, is accepted")
+        return self
 
     @property
     def namespaces(self) -> tuple[str | None, ...]:
@@ -168,11 +198,12 @@ def _read(path: str) -> dict[str, Any]:
 def _parse(name: str, variable: str, text: str) -> Any:
     if name == "watch_namespaces":
         return [part.strip() for part in text.split(",") if part.strip()]
-    if name in ("images", "signals"):
+    if name in ("images", "signals", "budgets"):
         try:
-            return yaml.safe_load(text) or {}
+            return yaml.safe_load(text) or ([] if name == "budgets" else {})
         except yaml.YAMLError as exc:
-            raise SettingsError(f"environment variable {variable}: a YAML or JSON mapping is required: {exc}") from exc
+            kind = "list" if name == "budgets" else "mapping"
+            raise SettingsError(f"environment variable {variable}: a YAML or JSON {kind} is required: {exc}") from exc
     return text
 
 

@@ -175,6 +175,7 @@ def test_values_reach_the_settings() -> None:
         "monitoring": {"namespace": "prometheus"},
         "log": {"level": "debug"},
         "fullnameOverride": "serving",
+        "budgets": [{"name": "prod", "namespaces": ["a", "b"], "maxGPUs": 64}],
     }
     manifests = render(values)
     settings = yaml.safe_load(one(manifests, "ConfigMap", "serving")["data"]["settings.yaml"])
@@ -186,6 +187,8 @@ def test_values_reach_the_settings() -> None:
     assert settings["leaseName"] == "serving"
     assert settings["logLevel"] == "DEBUG"
     assert settings["install"] == "pds.serving"
+    (budget,) = operator_settings.Settings.model_validate(settings).budgets
+    assert (budget.name, budget.namespaces, budget.max_gpus) == ("prod", ("a", "b"), 64)
 
 
 def test_a_change_of_settings_rolls_the_operator() -> None:
@@ -304,6 +307,8 @@ def test_pod_settings_reach_the_pod() -> None:
         ({"monitoring": {"namespace": "Not A Name"}}, "namespace"),
         ({"resources": {"limit": {}}}, "limit"),
         ({"podMonitor": {"interval": "soon"}}, "interval"),
+        ({"budgets": [{"namespaces": "some", "maxGPUs": 4}]}, "namespaces"),
+        ({"budgets": [{"namespaces": ["a"]}]}, "maxGPUs"),
         ({"networkPolicy": {"enable": True}}, "enable"),
     ],
 )

@@ -145,7 +145,6 @@ UNBUILT = {
     "rollout.progressDeadlineSeconds",
     "verification",
     *(f"{role}.nodes" for role in ROLES),
-    "scaling.priority",
     "gateway.parentRefs",
 }
 

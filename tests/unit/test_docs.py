@@ -23,6 +23,7 @@ from pd_operator.core.placing import MAX_AVOIDED
 from pd_operator.core.revision import class_of
 from pd_operator.core.rollout import PATIENCE
 from pd_operator.core.scaling.law import DEFAULT
+from pd_operator.settings import Settings
 from pd_operator.upstream import catalog, lmcache, signals_labels, smg, vllm, vllm_router
 from plugins.quickstart import blocks
 
@@ -109,10 +110,8 @@ def test_readme_names_the_tested_versions() -> None:
 def test_readme_says_of_each_unbuilt_feature_that_it_is_not_built() -> None:
     """What the operator refuses with NotImplemented has its row, and nothing that has a row is accepted."""
     text = (ROOT / "README.md").read_text()
-    bounds = {"prefill": {"maxReplicas": 2}, "decode": {"maxReplicas": 2}}
     unbuilt: dict[str, dict[str, Any]] = {
         "`verification`": {"verification": "Required"},
-        "`scaling.priority`": {"scaling": {"priority": 1, **bounds}},
         "`nodes`": {"prefill": {**MINIMAL["prefill"], "nodes": 2}},
         "`gateway`": {"gateway": {}},
         "SGLang": {"engine": {"type": "sglang", "version": "0.5.0"}},
@@ -141,9 +140,11 @@ def test_placement_page_has_the_numbers_of_the_code() -> None:
 
 def test_scaling_page_has_the_reasons_and_numbers_of_the_code() -> None:
     text = (ROOT / "docs/scaling.md").read_text()
-    example, hpa, keda = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.S))
+    example, shared, hpa, keda = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.S))
     spec = PDDeploymentSpec.model_validate({**MINIMAL, **example["spec"]})
     assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
+    (budget,) = Settings.model_validate(shared).budgets
+    assert (budget.namespaces, budget.max_gpus) == (("team-a", "team-b"), 64)
     for recipe in (hpa, keda):
         target = recipe["spec"]["scaleTargetRef"]
         assert (target["apiVersion"], target["kind"], target["name"]) == (API_VERSION, "PDPool", "chat-decode")

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from pd_operator import cli, logs
+from pd_operator.controller.budgets import budgets_of
 from pd_operator.settings import Settings, SettingsError, load
 
 
@@ -58,6 +59,15 @@ def test_variables_of_services_nearby_are_ignored() -> None:
         ({}, "imgaes: {}", r"imgaes \(.*c\.yaml\): Extra inputs are not permitted"),
         ({}, "- a", r"c\.yaml: a mapping of settings is required, got list"),
         ({}, "a: [", r"c\.yaml: cannot be read as YAML"),
+        ({"PD_BUDGETS": "["}, None, r"PD_BUDGETS: a YAML or JSON list is required"),
+        ({"PD_BUDGETS": "[{namespaces: all}]"}, None, r"budgets\.0\.maxGPUs .*Field required"),
+        ({"PD_BUDGETS": "[{namespaces: [], maxGPUs: 4}]"}, None, r"budgets\[0\]\.namespaces is empty: all, or at least one name"),
+        ({"PD_BUDGETS": "[{namespaces: all, maxGPUs: 4}, {namespaces: [a], maxGPUs: 2}]"}, None,
+         r"budgets\[0\]\.namespaces is all: with more than one budget each names its namespaces"),
+        ({"PD_BUDGETS": "[{namespaces: [b, a], maxGPUs: 4}, {namespaces: [a], maxGPUs: 2}]"}, None,
+         r"budgets\[1\]\.namespaces: a is in budgets\[0\] too; one budget is accepted"),
+        ({"PD_BUDGETS": "[{namespaces: [c], maxGPUs: 4}]", "PD_WATCH_NAMESPACES": "a,b"}, None,
+         r"budgets\[0\]\.namespaces: c is not served by this install; accepted: a, b"),
         ({}, "workers: 0\nhttpPort: -1", r"httpPort .*; workers .*|workers .*; httpPort"),
     ],
 )  # fmt: skip
@@ -100,3 +110,12 @@ def test_without_a_cluster_the_command_says_where_it_looked(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert cli.main(["run"]) == 2
     assert "no usable cluster credentials" in capsys.readouterr().err
+
+
+def test_budgets_from_the_environment_and_their_names() -> None:
+    settings = load({"PD_BUDGETS": "[{name: prod, namespaces: [a, b], maxGPUs: 64}, {namespaces: [c], maxGPUs: 8}]"})
+    prod, other = budgets_of(settings)
+    assert (prod.name, prod.max_gpus, prod.covers("b"), prod.covers("c")) == ("prod", 64, True, False)
+    assert (other.name, other.max_gpus) == ("budgets[1]", 8)
+    (whole,) = budgets_of(load({"PD_BUDGETS": "[{namespaces: all, maxGPUs: 8}]"}))
+    assert whole.covers("anything") and budgets_of(load({"PD_BUDGETS": ""})) == ()

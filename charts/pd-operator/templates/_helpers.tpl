@@ -118,5 +118,6 @@ leaseName: {{ include "pd-operator.lease" . | quote }}
 httpPort: 8081
 logLevel: {{ .Values.log.level | upper }}
 signals: {{ toJson .Values.signals }}
+budgets: {{ toJson .Values.budgets }}
 decisionLog: {{ .Values.log.decisions | quote }}
 {{- end -}}

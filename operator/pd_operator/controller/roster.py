@@ -46,17 +46,36 @@ class Entry:
         return {"apiVersion": API_VERSION, "kind": "PDDeployment", "metadata": metadata}
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One PDDeployment, whether it scales or not: what its replicas take of a budget."""
+
+    key: Key
+    uid: str
+    mode: str  # Static, ...; or why it does not scale
+    gpus: Mapping[Role, int]  # of one replica
+    counts: Mapping[Role, int]  # replicas that it uses
+    nodes: Mapping[Role, int]  # pods of one replica
+
+
 class Roster:
-    """Entries by key, and what the last tick found for each."""
+    """Entries by key, and what the last tick found for each.
+
+    Attributes:
+        budgets: of the last tick, by name: GPUs that there are, and that are held.
+    """
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
+        self._holders: dict[Key, Holder] = {}
+        self.budgets: dict[str, tuple[int, int]] = {}
         self._entries: dict[Key, Entry] = {}
         self._scaled: dict[Key, tuple[str, Scaled]] = {}  # (uid, result)
 
     def put(self, snapshot: Snapshot, plan: Plan) -> None:
         """Take what a reconcile saw. One that is refused, suspended or static does not scale."""
         key = snapshot.namespace, snapshot.name
+        self._holders[key] = _holder(key, snapshot, plan, self._holders.get(key))
         if plan.refusal is not None or snapshot.spec.scaling is None or snapshot.spec.suspend:
             self._entries.pop(key, None)
             return
@@ -72,10 +91,15 @@ class Roster:
         """Drop an object that is gone."""
         self._entries.pop(key, None)
         self._scaled.pop(key, None)
+        self._holders.pop(key, None)
 
     def entries(self) -> list[Entry]:
         """All that scale, by key."""
         return [self._entries[key] for key in sorted(self._entries)]
+
+    def holders(self) -> list[Holder]:
+        """All that a reconcile has seen, scaling or not."""
+        return list(self._holders.values())
 
     def scaled(self, key: Key, uid: str) -> Scaled | None:
         """What the last tick found for exactly this object."""
@@ -96,6 +120,17 @@ class Roster:
         targets = [t for pod in self._stores.pods.by_owner(namespace, name) if (t := _target(entry, pod)) is not None]
         percentile = entry.spec.slo.percentile if entry.spec.slo else 95
         return Deployment(namespace, name, tuple(sorted(targets, key=lambda t: t.pod)), percentile)
+
+
+def _holder(key: Key, snapshot: Snapshot, plan: Plan, before: Holder | None) -> Holder:
+    """A refused spec changes nothing of what runs, so what was known before it stands."""
+    if plan.refusal is not None and before is not None and before.uid == snapshot.uid:
+        return before
+    spec = snapshot.spec
+    mode = "refused" if plan.refusal is not None else "suspended" if spec.suspend else mode_of(spec)
+    counts = {role: 0 if plan.refusal is not None else plan.pools[role].desired for role in ROLES}
+    gpus = {role: gpus_of(spec, role) for role in ROLES}
+    return Holder(key, snapshot.uid, mode, gpus, counts, {role: spec.roles[role].nodes for role in ROLES})
 
 
 def _refused(workload: WorkloadFact) -> int:

@@ -10,12 +10,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
 
+from pd_operator.controller.budgets import Asked, shares
 from pd_operator.controller.loop import Key
 from pd_operator.controller.roster import Entry, Roster, bounds
 from pd_operator.core.names import ROLE, ROLES, Role, pool
@@ -25,6 +26,7 @@ from pd_operator.core.scaled import LeadTime, Scaled, lead_text, lead_time, read
 from pd_operator.core.scaling.decision import Decision
 from pd_operator.core.scaling.learned import Learned
 from pd_operator.core.scaling.record import make
+from pd_operator.core.scaling.shared import Budget, Share
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.errors import ApiError, NotLeading
 from pd_operator.kube.events import EventRecorder
@@ -47,6 +49,16 @@ class _Ticked:
 
     entry: Entry
     scaled: Scaled
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What one PDDeployment decides before the budgets that it shares."""
+
+    asked: Asked
+    known: _Known
+    pools: Mapping[Role, int]  # numbers of its PDPools
+    unknown: str
 
 
 @dataclass(slots=True)
@@ -85,8 +97,12 @@ class ScalingLoop:
         tick: float = TICK,
         clock: Callable[[], float] = time.time,
         read_limit: float = READ_LIMIT,
+        budgets: Sequence[Budget] = (),
     ) -> None:
-        """`log` gets one line of JSON for each decision (core/scaling/record.py); `tick` and `read_limit` are seconds."""
+        """`log` gets one line of JSON for each decision (core/scaling/record.py); `tick` and `read_limit` are seconds.
+
+        `budgets` are GPUs that several PDDeployments share.
+        """
         self._client = client
         self._stores = stores
         self._roster = roster
@@ -98,6 +114,7 @@ class ScalingLoop:
         self._tick = tick
         self._clock = clock
         self._read_limit = read_limit
+        self._budgets = tuple(budgets)
         self._known: dict[Key, _Known] = {}
         self._limit = asyncio.Semaphore(WRITES)
 
@@ -123,7 +140,10 @@ class ScalingLoop:
             return
         now = self._clock()
         loads, why = await self._read(now)
-        found = await asyncio.gather(*(self._one(entry, loads.get(entry.key) or nothing(why), now) for entry in entries))
+        made = await asyncio.gather(*(self._draft(entry, loads.get(entry.key) or nothing(why), now) for entry in entries))
+        drafts = [draft for draft in made if draft is not None]
+        limits = shares(self._budgets, [d.asked for d in drafts], self._roster, self._stores, now)
+        found = await asyncio.gather(*(self._finish(d, limits.get(d.asked.entry.key, Share()), now) for d in drafts))
         for ticked in found:
             if ticked is not None:
                 self._tell(ticked)
@@ -141,8 +161,8 @@ class ScalingLoop:
         logger.warning("%s; every pool keeps its number", why)
         return {}, why
 
-    async def _one(self, entry: Entry, load: Load, now: float) -> _Ticked | None:
-        """Decide for one PDDeployment, and write what changes. A failure of one leaves the others alone."""
+    async def _draft(self, entry: Entry, load: Load, now: float) -> _Draft | None:
+        """Decide for one PDDeployment. A failure of one leaves the others alone."""
         pools: dict[Role, int] = {}
         for role in ROLES:
             fact = self._stores.children.get("PDPool", entry.key[0], pool(entry.key[1], role))
@@ -150,18 +170,14 @@ class ScalingLoop:
                 return None  # the reconcile that makes it, or gives it a number, is under way
             pools[role] = fact.replicas
         try:
-            scaled = await self._decide(entry, load, pools, now)
-            if entry.mode == "Auto":
-                await self._scale(entry, scaled.decision, pools)
+            return await self._decide(entry, load, pools, now)
         except (*UNWRITTEN, ValueError) as exc:
             logger.warning("%s/%s is not scaled in this tick: %s", *entry.key, exc or type(exc).__name__)
-            return None
         except Exception:
             logger.exception("%s/%s is not scaled in this tick", *entry.key)
-            return None
-        return _Ticked(entry, scaled)
+        return None
 
-    async def _decide(self, entry: Entry, load: Load, pools: Mapping[Role, int], now: float) -> Scaled:
+    async def _decide(self, entry: Entry, load: Load, pools: Mapping[Role, int], now: float) -> _Draft:
         known = await self._recall(entry, now)
         at = datetime.fromtimestamp(now, UTC)
         namespace, name = entry.key
@@ -173,10 +189,28 @@ class ScalingLoop:
         }
         readings = load.readings(replicas["prefill"], replicas["decode"], entry.rollout)
         record = make(f"{namespace}/{name}", readings, known.learned, bounds(entry, known.lead, self._tick), now)
-        self._log(record.line())
-        known.learned = record.decision.learned
         unknown = "; ".join(f"{k}: {s.source or 'unknown'}" for k, s in load.signals().items() if not s.known)
-        return Scaled(now, record.decision, unknown[:800], lead=dict(known.lead))
+        return _Draft(Asked(entry, record), known, pools, unknown[:800])
+
+    async def _finish(self, draft: _Draft, share: Share, now: float) -> _Ticked | None:
+        """Keep to the share, write what changes, and remember what was learned."""
+        entry, record = draft.asked.entry, draft.asked.record
+        try:
+            own = record.bounds.max_gpus
+            if share.gpus is not None and (own is None or share.gpus < own):
+                tighter = replace(record.bounds, max_gpus=share.gpus, shared=share.detail)
+                record = make(record.name, record.readings, record.learned, tighter, now)
+            self._log(record.line())
+            draft.known.learned = record.decision.learned
+            if entry.mode == "Auto":
+                await self._scale(entry, record.decision, draft.pools)
+        except (*UNWRITTEN, ValueError) as exc:
+            logger.warning("%s/%s is not scaled in this tick: %s", *entry.key, exc or type(exc).__name__)
+            return None
+        except Exception:
+            logger.exception("%s/%s is not scaled in this tick", *entry.key)
+            return None
+        return _Ticked(entry, Scaled(now, record.decision, draft.unknown, dict(draft.known.lead), share.over))
 
     async def _recall(self, entry: Entry, now: float) -> _Known:
         """What is known of it: in memory, else in the status of its PDPools (after a start, or a change of leader)."""
@@ -222,7 +256,7 @@ class ScalingLoop:
 def _gist(scaled: Scaled, before: Mapping[str, object]) -> dict[str, object]:
     """What of a tick's result status tells; a learned number that moved little stands as it was told before."""
     decision = scaled.decision
-    told: dict[str, object] = {"bottleneck": decision.bottleneck, "unknown": bool(scaled.unknown)}
+    told: dict[str, object] = {"bottleneck": decision.bottleneck, "unknown": bool(scaled.unknown), "over": bool(scaled.over)}
     for role in ROLES:
         answer = decision.of(role)
         found = scaled.lead.get(role)

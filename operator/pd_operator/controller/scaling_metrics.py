@@ -35,12 +35,17 @@ class ScalingMetrics(Collector):
             "reason": GaugeMetricFamily(f"{PREFIX}_reason", "1 for the reason of the last decision.", labels=[*role, "reason"]),
             "limit": GaugeMetricFamily(f"{PREFIX}_limit", "1 for each bound that changed it.", labels=[*role, "limit"]),
             "congested": GaugeMetricFamily(f"{PREFIX}_congested", "1 while decode of the object is congested.", labels=OBJECT),
+            "most": GaugeMetricFamily(f"{PREFIX}_budget_gpus", "GPUs of a budget.", labels=["budget"]),
+            "held": GaugeMetricFamily(f"{PREFIX}_budget_gpus_held", "GPUs of it that replicas hold.", labels=["budget"]),
             "unknown": GaugeMetricFamily(f"{PREFIX}_signals_unknown", "1 while a signal is not known.", labels=OBJECT),
         }
         for entry in self._roster.entries():
             scaled = self._roster.scaled(entry.key, entry.uid)
             if scaled is not None:
                 _add(families, entry, scaled)
+        for budget, (most, held) in sorted(self._roster.budgets.items()):
+            families["most"].add_metric([budget], most)
+            families["held"].add_metric([budget], held)
         yield from families.values()
 
 

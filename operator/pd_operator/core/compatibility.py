@@ -71,7 +71,6 @@ def _not_implemented(spec: PDDeploymentSpec) -> Iterator[Refusal]:
         (spec.router.type not in ("smg", "vllm-router"), "router.type", spec.router.type, "smg or vllm-router"),
         (spec.prefill.nodes > 1, "prefill.nodes", spec.prefill.nodes, "1"),
         (spec.decode.nodes > 1, "decode.nodes", spec.decode.nodes, "1"),
-        (bool(spec.scaling and spec.scaling.priority), "scaling.priority", spec.scaling and spec.scaling.priority, "0"),
         (spec.gateway is not None, "gateway", "", "leave it out; the front door is the Service"),
         (spec.backpressure.max_queue_time != "5s", "backpressure.maxQueueTime", spec.backpressure.max_queue_time, "5s"),
         (rollout.max_surge != "25%", "rollout.maxSurge", rollout.max_surge, "25%"),

@@ -40,7 +40,7 @@ def pool_scaling(
     """
     answer = scaled.decision.of(role) if scaled and mode != "Static" else None
     before = {str(c.get("type")): c for c in previous.get("conditions") or ()}
-    conditions = (_active(mode, scaled, answer), _limited(mine, answer, mode, short))
+    conditions = (_active(mode, scaled, answer), _limited(mine, answer, mode, short, scaled.over if scaled else ""))
     told: dict[str, Any] = {"desiredReplicas": answer.desired if answer else mine.desired}
     if scaled is None and mode != "Static":  # this process has not looked yet: what was told before stands
         conditions = (_kept(conditions[0], before, DECIDED[mode]), _kept(conditions[1], before, () if mode == "External" else LAW))
@@ -159,13 +159,15 @@ def _active(mode: Mode, scaled: Scaled | None, answer: RoleDecision | None) -> C
     return Condition(type_, "True", "Deciding", "follows what arrives, runs and waits")
 
 
-def _limited(mine: PoolPlan, answer: RoleDecision | None, mode: Mode, short: int) -> Condition:
+def _limited(mine: PoolPlan, answer: RoleDecision | None, mode: Mode, short: int, over: str) -> Condition:
     type_ = PoolType.SCALING_LIMITED
     if short:
         text = f"{short} of {mine.desired} replicas find no room: see the condition Placed of the PDDeployment"
         return Condition(type_, "True", "NoCapacity", text)
     if mine.limit:
         return Condition(type_, "True", mine.limit, mine.limit_message)
+    if over and mode == "Auto":
+        return Condition(type_, "True", Reason.MAX_GPUS.value, over)
     if answer and mode != "External" and answer.limits and answer.limits[-1].reason in SHOWN:
         # A cool-down comes and goes with each tick's need, so it is told without its numbers.
         last = answer.limits[-1]

@@ -34,6 +34,7 @@ class Bounds:
     lease: float = 30.0
     max_num_seqs: int = 256
     tick: float = 15.0
+    shared: str = ""  # the budget of several PDDeployments that makes max_gpus what it is, and who holds the rest
 
     def __post_init__(self) -> None:
         for name, role in (("prefill", self.prefill), ("decode", self.decode)):

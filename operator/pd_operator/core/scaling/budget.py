@@ -46,12 +46,16 @@ def apply(
         return (counts[0], counts[1]), limits
     if bounds.gpus_of(*counts) > bounds.max_gpus:
         share = split((counts[0], counts[1]), claims, bounds, law)
-        detail = f"maxGPUs is {bounds.max_gpus}; {counts[0]} prefill and {counts[1]} decode need {bounds.gpus_of(*counts)}"
+        detail = f"{_cap(bounds)}; {counts[0]} prefill and {counts[1]} decode need {bounds.gpus_of(*counts)}"
         for i in (0, 1):
             if share[i] < counts[i]:
                 limits[i].append(Limit(Reason.MAX_GPUS, counts[i], share[i], detail))
         counts = list(share)
     return _into_free(counts, claims, replicas, first, bounds, bounds.max_gpus, limits), limits
+
+
+def _cap(bounds: Bounds) -> str:
+    return f"{bounds.shared}; {bounds.max_gpus} are for this one" if bounds.shared else f"maxGPUs is {bounds.max_gpus}"
 
 
 def split(counts: Pair, claims: tuple[Claim, Claim], bounds: Bounds, law: Law) -> Pair:
@@ -126,8 +130,7 @@ def _into_free(
         free -= granted * gpus[i]
         if granted < rise:
             allowed = counts[i] - rise + granted
-            limits[i].append(
-                Limit(Reason.MAX_GPUS, counts[i], allowed, f"{max(0, free)} of {cap} GPUs are free while others drain")
-            )
+            left = f"{max(0, free)} of {cap} GPUs are free while others drain"
+            limits[i].append(Limit(Reason.MAX_GPUS, counts[i], allowed, f"{bounds.shared}; {left}" if bounds.shared else left))
             counts[i] = allowed
     return counts[0], counts[1]

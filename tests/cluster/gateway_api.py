@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster import tools
-from cluster.handle import Cluster
+from cluster.handle import Cluster, KubectlError
+from cluster.progress import wait_for
 
 MODULE = "sigs.k8s.io/gateway-api"
 HTTP_ROUTE = "httproutes.gateway.networking.k8s.io"
@@ -25,7 +26,15 @@ def install(cluster: Cluster) -> None:
     """Install the CRD of HTTPRoute, and wait at most 30 s until it is served. Nothing changes where it is installed."""
     for file in files():
         cluster.kubectl("apply", "--server-side", "-f", str(file))
-    cluster.kubectl("wait", f"crd/{HTTP_ROUTE}", "--for=condition=Established", "--timeout=30s")
+    wait_for("HTTPRoute to be served", lambda: _served(cluster), timeout=30, interval=0.2)
+
+
+def _served(cluster: Cluster) -> bool | str:
+    try:
+        cluster.kubectl("get", "--raw", "/apis/gateway.networking.k8s.io/v1/httproutes")
+    except KubectlError as error:
+        return f"wait: {error}"
+    return True
 
 
 def remove(cluster: Cluster) -> None:

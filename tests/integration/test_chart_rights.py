@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import generated
-from cluster import audit, session
+from cluster import audit, gateway_api, session
 from cluster.handle import Cluster
 from cluster.kwok import FakeNodes
 from cluster.tools import tool
@@ -44,6 +44,7 @@ def plane() -> Iterator[Cluster]:
     """A cluster of its own: a cluster-wide operator would meddle with the objects of other tests."""
     with session.control_plane(FakeNodes(4)) as cluster:
         install_crds(cluster)
+        gateway_api.install(cluster)
         yield cluster
 
 
@@ -85,8 +86,11 @@ def live(api: Api, space: str) -> None:
         {"name": "SOME", "valueFrom": {"configMapKeyRef": {"name": "some", "key": "key"}}},
     ]
     engine = {"type": "vllm", "version": "0.32.0", "env": env}
-    api.create(state.pdd(space, "chat", engine=engine, lmcache={"l1Size": "1Gi", "p2p": {"enabled": True}}))
+    route = {"parentRefs": [{"name": "public"}]}
+    api.create(state.pdd(space, "chat", engine=engine, gateway=route, lmcache={"l1Size": "1Gi", "p2p": {"enabled": True}}))
     waits.ready(api, space, "chat")
+    api.merge("PDDeployment", space, "chat", {"spec": {"gateway": None}})
+    waits.until("the route to go", lambda: not api.list("HTTPRoute", space))
     api.merge("PDDeployment", space, "chat", {"spec": {"decode": {"replicas": 2}}})
     waits.ready(api, space, "chat")
     for number in range(7):  # more revisions than are kept

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster import gateway_api
 from cluster.handle import Cluster
 from opsrunner import chart, state, waits
 from opsrunner.api import Api
@@ -53,6 +54,7 @@ def world(
     request: pytest.FixtureRequest, kwok_cluster: Cluster, crds: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
     """The operator runs as the chart's ServiceAccount, with the chart's settings."""
+    gateway_api.install(kwok_cluster)
     folder = Path(tmp_path_factory.mktemp("rbac"))
     with namespaces(kwok_cluster, f"rbac-{request.param}", 2) as (home, space):
         watch = [space] if request.param == "namespaced" else []
@@ -65,9 +67,11 @@ def world(
 def live(api: Api, world: World) -> None:
     """A life in which everything happens that the operator can do."""
     space = world.space
-    api.create(state.pdd(space, "chat", lmcache={"p2p": {"enabled": True}}))
+    api.create(state.pdd(space, "chat", lmcache={"p2p": {"enabled": True}}, gateway={"parentRefs": [{"name": "public"}]}))
     waits.ready(api, space, "chat")
-    api.merge("PDDeployment", space, "chat", {"spec": {"engine": {"args": ["--max-num-seqs=8"]}, "lmcache": None}})
+    # Slices, coordinators and the HTTPRoute go.
+    edit = {"engine": {"args": ["--max-num-seqs=8"]}, "lmcache": None, "gateway": None}
+    api.merge("PDDeployment", space, "chat", {"spec": edit})
     slice_ = waits.ready(api, space, "chat")["status"]["slices"][0]["name"]  # slices and coordinators were deleted
     api.merge("PDDeployment", space, "chat", {"spec": {"decode": {"replicas": 2}}})  # /scale of a pool
     waits.ready(api, space, "chat")

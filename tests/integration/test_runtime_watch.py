@@ -15,7 +15,7 @@ from cluster.handle import Cluster
 from faults.objects import deployment, install_crds, pod, pool, service, until
 from faults.proxy import FOREVER, Fault, FaultProxy
 from faults.runtime import Notes, leading, probe, running, settings
-from pd_operator.controller.watch import CHILD_KINDS
+from pd_operator.controller.watch import CHILD_KINDS, OPTIONAL_KINDS
 from pd_operator.core.result import Done, Result
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.kinds import KINDS
@@ -277,7 +277,7 @@ async def test_reading_needs_no_more_than_these_rights(
     """In namespaced mode: nothing cluster-wide, nothing written but the Lease, no request refused."""
     weak = control_plane.service_account_kubeconfig(namespace, "operator", tmp_path / "weak")
     by_group: dict[str, list[str]] = {}
-    for kind in (*CHILD_KINDS, "PDDeployment", "Pod"):
+    for kind in (*CHILD_KINDS, *OPTIONAL_KINDS, "PDDeployment", "Pod"):
         by_group.setdefault(KINDS[kind].group, []).append(KINDS[kind].plural)
     rules = [{"apiGroups": [group], "resources": plurals, "verbs": ["list", "watch"]} for group, plurals in by_group.items()]
     rules.append({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]})

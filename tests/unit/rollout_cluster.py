@@ -17,6 +17,7 @@ import builders
 from pd_operator.core.names import APPLIED_HASH, COMPONENT, ROLE, ROLES, SLICE
 from pd_operator.core.observed import ChildFact, ContainerFact, PodFact, WorkloadFact
 from pd_operator.core.snapshot import ROUTER
+from pd_operator.kube.routes import route
 
 START = 2  # ticks from binding to Ready
 GRACE = 2  # ticks that a pod takes to end
@@ -201,7 +202,14 @@ class Cluster:
         meta = obj["metadata"]
         replicas = obj["spec"].get("replicas") if kind == "PDPool" else None
         return ChildFact(
-            kind, meta["namespace"], name, f"uid-{name}", owner_uid=builders.UID, labels=meta["labels"], replicas=replicas
+            kind,
+            meta["namespace"],
+            name,
+            f"uid-{name}",
+            owner_uid=builders.UID,
+            labels=meta["labels"],
+            replicas=replicas,
+            route=route(obj) if kind == "HTTPRoute" else None,
         )
 
     def pod(self, p: Pod) -> PodFact:

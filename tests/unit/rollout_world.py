@@ -23,6 +23,7 @@ from pd_operator.core.prune import Deletion, prune
 from pd_operator.core.rollout import State
 from pd_operator.core.snapshot import ROUTER, Snapshot
 from pd_operator.core.status import build_status
+from pd_operator.kube.routes import route
 from pd_operator.render.bundle import render
 
 
@@ -88,6 +89,7 @@ class World(Cluster):
             done += write()
         if any(d.generation != d.observed for d in self.deployments.values()) and plan.rollout.reason is Reason.UPDATED:
             plan = replace(plan, rollout=replace(plan.rollout, reason=Reason.ROLLING_OUT))  # as controller/reconcile.py does
+        self._check_route()
         self.status = build_status(snapshot, plan)
         self._check_status()
         return done
@@ -143,6 +145,8 @@ class World(Cluster):
             return
         if gone.part != ROUTER or FRONT not in gone.manifest["spec"]["template"]["metadata"]["labels"]:
             return
+        if gone.slice in self.backends():
+            self.broken_rules.append(f"the routers of {gone.slice} end while the route leads to it")
         spec = builders.make_spec(self.changes)
         if spec.suspend or spec.rollout.type == "Recreate" or self._other_complete(gone.slice):
             return
@@ -174,6 +178,19 @@ class World(Cluster):
         """Whether the cluster has done what the spec asks for: all Deployments rolled, none of another revision."""
         rolled = all(d.observed == d.generation and self.rolled(d) for d in self.deployments.values())
         return rolled and {d.slice for d in self.deployments.values()} == {f"{builders.NAME}-{self.plan.revision}-0"}
+
+    def backends(self) -> dict[str, int]:
+        """Where the HTTPRoute leads; empty without one."""
+        found = self.objects.get(("HTTPRoute", builders.NAME))
+        return dict(route(found).backends) if found else {}
+
+    def _check_route(self) -> None:
+        """Weights add up, and right after a pass only slices that answer have any."""
+        led = self.backends()
+        if self.changes.get("gateway") and self.plan.refusal is None:
+            lit = {p.labels[SLICE] for p in self.pods if p.ready and FRONT in p.labels and p.ending is None}
+            if sum(led.values()) != 100 or not set(led) <= (lit or {builders.NAME}):
+                self.broken_rules.append(f"the route leads to {led}, and {sorted(lit)} serve")
 
     def check(self) -> None:
         """See Cluster.check."""

@@ -145,18 +145,15 @@ UNBUILT = {
     "rollout.progressDeadlineSeconds",
     "verification",
     *(f"{role}.nodes" for role in ROLES),
-    "gateway.parentRefs",
 }
 
 
 @pytest.mark.parametrize("path", sorted(OTHER))
 def test_unbuilt_features_and_no_others_are_not_implemented(path: str) -> None:
     changes = other(path)
-    if path == "gateway.hostnames":
-        changes = deep(changes, other("gateway.parentRefs"))
     refusal = make_plan(make_snapshot(changes)).refusal
     unbuilt = refusal is not None and refusal.reason is Reason.NOT_IMPLEMENTED
-    assert unbuilt is (path in UNBUILT or path == "gateway.hostnames")
+    assert unbuilt is (path in UNBUILT)
 
 
 def test_spelled_out_defaults_are_no_refusal() -> None:

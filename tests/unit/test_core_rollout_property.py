@@ -27,6 +27,7 @@ STEP = st.one_of(
     st.tuples(st.just("gpus"), st.integers(1, 8)),
     st.tuples(st.just("lose"), st.integers(0, 5)),
     st.tuples(st.just("refuse"), st.booleans()),
+    st.tuples(st.just("gateway"), st.booleans()),
     st.tuples(st.just("crash"), st.integers(0, 12)),
     st.tuples(st.just("tick"), st.integers(1, 4)),
     st.tuples(st.just("tick"), st.integers(1, 4)),
@@ -58,6 +59,8 @@ def do(world: World, step: tuple[Any, ...]) -> None:
             world.lose(n)
         case ("refuse", value):
             world.edit({"rollout": {"paused": value}})
+        case ("gateway", value):
+            world.edit({"gateway": {"parentRefs": [{"name": "public"}]} if value else None})
         case ("crash", n):
             world.reconcile(crash_after=n)
         case ("tick", n):
@@ -83,6 +86,7 @@ def test_every_history_ends_with_one_serving_slice(history: list[tuple[Any, ...]
     world.settle()
     assert world.broken_rules == []
     assert [s.revision for s in world.plan.rollout.slices] == [world.plan.revision]
+    assert world.backends() == ({world.plan.rollout.slices[0].name: 100} if world.changes.get("gateway") else {})
     assert len(world.endpoints()) == world.changes.get("router", {}).get("replicas", 2)
     for role in ROLES:
         alive = [p for p in world.pods if p.labels.get("pdserve.dev/role") == role]

@@ -14,15 +14,18 @@ import yaml
 import generated
 from pd_operator.api.conditions import REASONS, Reason, Type
 from pd_operator.api.types import API_VERSION, PDDeploymentSpec
+from pd_operator.controller.reconcile import RECHECK
 from pd_operator.controller.scaling import TICK
 from pd_operator.core import names
-from pd_operator.core.compatibility import review
+from pd_operator.core.compatibility import MAX_BACKENDS, review
 from pd_operator.core.observed import LOST_AFTER
 from pd_operator.core.placement.demand import BACKOFF, BACKOFF_MAX
 from pd_operator.core.placing import MAX_AVOIDED
 from pd_operator.core.revision import class_of
 from pd_operator.core.rollout import PATIENCE
 from pd_operator.core.scaling.law import DEFAULT
+from pd_operator.core.weights import BAND
+from pd_operator.kube.reflector import ABSENT_RECHECK
 from pd_operator.settings import Settings
 from pd_operator.upstream import catalog, lmcache, signals_labels, smg, vllm, vllm_router
 from plugins.quickstart import blocks
@@ -113,7 +116,6 @@ def test_readme_says_of_each_unbuilt_feature_that_it_is_not_built() -> None:
     unbuilt: dict[str, dict[str, Any]] = {
         "`verification`": {"verification": "Required"},
         "`nodes`": {"prefill": {**MINIMAL["prefill"], "nodes": 2}},
-        "`gateway`": {"gateway": {}},
         "SGLang": {"engine": {"type": "sglang", "version": "0.5.0"}},
     }
     for mark, change in unbuilt.items():
@@ -136,6 +138,17 @@ def test_placement_page_has_the_numbers_of_the_code() -> None:
     assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
     placed = {reason for reason, doc in REASONS.items() if Type.PLACED in doc.conditions} - {Reason.STARTING, Reason.SUSPENDED}
     assert {r for r in placed if f", {r} |" in text} == placed
+
+
+def test_front_door_page_has_the_numbers_of_the_code() -> None:
+    text = " ".join((ROOT / "docs/front-door.md").read_text().split())
+    assert f"more than {BAND} points off" in text and f"at most {MAX_BACKENDS} slices" in text
+    assert f"looks every {ABSENT_RECHECK:.0f} s" in text and ABSENT_RECHECK == RECHECK
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/front-door.md").read_text(), flags=re.S)
+    spec = PDDeploymentSpec.model_validate({**MINIMAL, **yaml.safe_load(shown)["spec"]})
+    assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
+    for reason in (Reason.MISSING_KIND, Reason.ROUTE_REFUSED, Reason.WEIGHTS_NOT_ENFORCEABLE):
+        assert f", {reason} |" in text
 
 
 def test_scaling_page_has_the_reasons_and_numbers_of_the_code() -> None:

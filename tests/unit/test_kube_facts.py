@@ -201,6 +201,34 @@ def test_the_replicas_of_a_pool_are_not_ours_and_not_in_the_digest() -> None:
     assert digest("PDPool", one) != digest("PDPool", service(spec={"role": "prefill", "replicas": 1}))
 
 
+def test_a_route_keeps_where_it_leads_and_what_gateways_say() -> None:
+    def parent(name: str, *conditions: tuple[str, str, int], **reference: str) -> dict[str, Any]:
+        said = [{"type": t, "status": s, "reason": "Why", "message": "so", "observedGeneration": g} for t, s, g in conditions]
+        return {"parentRef": {"name": name, **reference}, "controllerName": "example.org/gw", "conditions": said}
+
+    parents = [
+        parent("yes", ("Accepted", "True", 3), ("ResolvedRefs", "True", 3)),
+        parent("no", ("Accepted", "False", 3), ("ResolvedRefs", "False", 3), namespace="infra", sectionName="https"),
+        parent("blind", ("Accepted", "True", 3), ("ResolvedRefs", "False", 3), kind="Mesh"),
+        parent("late", ("Accepted", "False", 2)),  # about an older generation
+        parent("silent", ("ResolvedRefs", "True", 3)),
+    ]
+    rules = [{"backendRefs": [{"name": "b", "weight": 60}, {"name": "a", "weight": 40}]}, {"backendRefs": [{"name": "c"}]}, {}]
+    obj = {
+        "metadata": {"namespace": "ns", "name": "r", "uid": "u", "generation": 3},
+        "spec": {"rules": rules},
+        "status": {"parents": parents},
+    }
+    found = child("HTTPRoute", obj).route
+    assert found is not None and found.backends == (("a", 40), ("b", 60), ("c", 1))
+    assert [(p.name, p.controller, p.refusal) for p in found.parents] == [
+        ("Gateway yes", "example.org/gw", ""),
+        ("Gateway infra/no, https", "example.org/gw", "Accepted is False, Why: so"),
+        ("Mesh blind", "example.org/gw", "ResolvedRefs is False, Why: so"),
+    ]
+    assert child("Service", service()).route is None
+
+
 def test_a_revision_keeps_its_data() -> None:
     obj = {"metadata": {"namespace": "ns", "name": "r", "uid": "u"}, "data": {"b": 1, "a": [2]}, "revision": 3}
     assert json.loads(child("ControllerRevision", obj).data) == {"data": {"a": [2], "b": 1}, "revision": 3}

@@ -99,6 +99,12 @@ CASES: dict[str, dict[str, Any]] = {
             "decode": {"minReplicas": 2, "maxReplicas": 8},
         }
     },
+    "gateway": {
+        "gateway": {
+            "parentRefs": [{"name": "public", "namespace": "infra", "sectionName": "https"}],
+            "hostnames": ["*.example.org"],
+        }
+    },
     "vllm-0.26.0": {"engine": {"version": "0.26.0"}, "lmcache": {"l1Size": "1Gi"}},
     "vllm-0.33.0": {
         "engine": {"version": "0.33.0"},

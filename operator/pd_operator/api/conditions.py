@@ -69,6 +69,7 @@ class Reason(StrEnum):
     WEDGED = "Wedged"
     CAPACITY_UNOBSERVED = "CapacityUnobserved"
     PAIRING_NOT_ENFORCED = "PairingNotEnforced"
+    ROUTE_REFUSED = "RouteRefused"
     READY = "Ready"
     STARTING = "Starting"
     UNSCHEDULABLE = "Unschedulable"
@@ -93,6 +94,7 @@ class Reason(StrEnum):
     UPDATED = "Updated"
     ROLLING_OUT = "RollingOut"
     NO_CAPACITY_FOR_PAIR = "NoCapacityForPair"
+    WEIGHTS_NOT_ENFORCEABLE = "WeightsNotEnforceable"
     AS_EXPECTED = "AsExpected"
     RENDERER_CHANGED = "RendererChanged"
 
@@ -176,6 +178,11 @@ REASONS: Mapping[Reason, ReasonDoc] = {
         "Pods of one slice are in different transfer domains: the label of a node changed under them.",
         "Restore the label, or set a new rollout.restartID to place everything anew.",
     ),
+    Reason.ROUTE_REFUSED: ReasonDoc(
+        (Type.DEGRADED,),
+        "A gateway's controller does not take the HTTPRoute, or cannot resolve it; Ready, which is about the slices, stays.",
+        "Change what the message names, often the Gateway's listeners: their allowedRoutes and hostnames.",
+    ),
     Reason.READY: ReasonDoc((*_ROLES, Type.READY), "Everything that the condition covers works."),
     Reason.STARTING: ReasonDoc((*_ROLES, Type.PLACED), "Pods are starting."),
     Reason.UNSCHEDULABLE: ReasonDoc(
@@ -258,6 +265,12 @@ REASONS: Mapping[Reason, ReasonDoc] = {
         (Type.PROGRESSING,),
         "The new revision does not fit beside the old one.",
         "Add the resources that the message names; otherwise the old slice goes first.",
+    ),
+    Reason.WEIGHTS_NOT_ENFORCEABLE: ReasonDoc(
+        (Type.PROGRESSING,),
+        "A further slice is ready and stays dark: a plain Service gives every slice the same share of the requests, and this one "
+        "is so small that all together would serve less with it than without it.",
+        "Set spec.gateway, which weights slices by capacity, or choose replicas that divide evenly over the domains.",
     ),
     Reason.AS_EXPECTED: ReasonDoc((Type.DEGRADED, Type.UPDATE_AVAILABLE, Type.RECONCILING, Type.STALLED), "Nothing to report."),
     Reason.RENDERER_CHANGED: ReasonDoc(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,6 +26,8 @@ OWNED_POD_FIELDS = ("restartPolicy", "terminationGracePeriodSeconds", "enableSer
 # Lists that are merged with ours -> what each item needs. A null would remove ours, the owned entries too.
 POD_LISTS = {"containers": "name", "initContainers": "name", "volumes": "name", "imagePullSecrets": "name", "tolerations": ""}
 CONTAINER_LISTS = {"env": "name", "volumeMounts": "mountPath", "ports": "", "envFrom": ""}
+PARENT_FIELDS = ("name", "namespace", "sectionName", "port", "group", "kind")  # of a parentRef (gateway-api, ParentReference)
+MAX_BACKENDS = 16  # of one rule (gateway-api, HTTPRouteRule.backendRefs)
 MAIN_CONTAINERS = {"prefill": ("engine", "lmcache"), "decode": ("engine", "lmcache"), "router": ("router",)}
 
 
@@ -35,6 +38,7 @@ def review(
     missing: Sequence[Reference] = (),
     server_version: tuple[int, int] = OCI_SINCE,
     model: Model | Refusal | None = None,
+    missing_kinds: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Refusal]:
     """All refusals, the one to show first."""
     return [
@@ -44,12 +48,14 @@ def review(
         *_model(spec, server_version),
         *_placement(spec),
         *_scaling(spec),
+        *_gateway(spec),
         *_owned(spec, upstream),
         *_images(spec, images),
         *(
             Refusal(Reason.MISSING_REFERENCE, r.field, r.name, f"{r.kind} {r.name} does not exist in this namespace; create it")
             for r in missing
         ),
+        *_kinds(spec, missing_kinds),
     ]
 
 
@@ -71,7 +77,6 @@ def _not_implemented(spec: PDDeploymentSpec) -> Iterator[Refusal]:
         (spec.router.type not in ("smg", "vllm-router"), "router.type", spec.router.type, "smg or vllm-router"),
         (spec.prefill.nodes > 1, "prefill.nodes", spec.prefill.nodes, "1"),
         (spec.decode.nodes > 1, "decode.nodes", spec.decode.nodes, "1"),
-        (spec.gateway is not None, "gateway", "", "leave it out; the front door is the Service"),
         (spec.backpressure.max_queue_time != "5s", "backpressure.maxQueueTime", spec.backpressure.max_queue_time, "5s"),
         (rollout.max_surge != "25%", "rollout.maxSurge", rollout.max_surge, "25%"),
         (rollout.max_unavailable != "25%", "rollout.maxUnavailable", rollout.max_unavailable, "25%"),
@@ -113,6 +118,31 @@ def _scaling(spec: PDDeploymentSpec) -> Iterator[Refusal]:
     if cap is not None and least > cap:
         accepted = f"{least} and above, what scaling.prefill.minReplicas and scaling.decode.minReplicas need"
         yield Refusal(Reason.INVALID_SPEC, "spec.scaling.maxGPUs", str(cap), accepted)
+
+
+def _gateway(spec: PDDeploymentSpec) -> Iterator[Refusal]:
+    """What an HTTPRoute cannot hold; the schema takes any object as a parent."""
+    if spec.gateway is None:
+        return
+    for index, parent in enumerate(spec.gateway.parent_refs):
+        field = f"spec.gateway.parentRefs[{index}]"
+        for key in parent:
+            if key not in PARENT_FIELDS:
+                yield Refusal(Reason.INVALID_SPEC, f"{field}.{key}", "", f"a parent has {', '.join(PARENT_FIELDS)}")
+        if not isinstance(parent.get("name"), str) or not parent["name"]:
+            yield Refusal(Reason.INVALID_SPEC, f"{field}.name", str(parent.get("name", "")), "the name of a Gateway is required")
+    domains = spec.placement.max_domains
+    if domains > MAX_BACKENDS:
+        accepted = f"{MAX_BACKENDS} or less with gateway: so many backends has a rule of an HTTPRoute, one for each slice"
+        yield Refusal(Reason.INVALID_SPEC, "spec.placement.maxDomains", str(domains), accepted)
+
+
+def _kinds(spec: PDDeploymentSpec, missing: Mapping[str, str]) -> Iterator[Refusal]:
+    """Kinds of other projects that the spec needs and this cluster does not have."""
+    needed = (("HTTPRoute", spec.gateway is not None, "gateway", "install the CRDs of the Gateway API (v1), or leave it out"),)
+    for kind, wanted, field, remedy in needed:
+        if wanted and kind in missing:
+            yield Refusal(Reason.MISSING_KIND, f"spec.{field}", "", f"{missing[kind]}: {remedy}", outside=True)
 
 
 def _images(spec: PDDeploymentSpec, images: Mapping[str, str]) -> Iterator[Refusal]:

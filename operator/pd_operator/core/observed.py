@@ -98,6 +98,23 @@ class WorkloadFact:
 
 
 @dataclass(frozen=True, slots=True)
+class ParentFact:
+    """What the controller of one gateway says of the present generation of a route."""
+
+    name: str  # "Gateway infra/public, https"
+    controller: str
+    refusal: str = ""  # its condition Accepted or ResolvedRefs that is False, in words; "" = it takes the route
+
+
+@dataclass(frozen=True, slots=True)
+class RouteFact:
+    """The part of an HTTPRoute that decisions read."""
+
+    backends: tuple[tuple[str, int], ...] = ()  # (Service, weight), sorted
+    parents: tuple[ParentFact, ...] = ()  # those whose controllers have looked
+
+
+@dataclass(frozen=True, slots=True)
 class ChildFact:
     """An object that we apply.
 
@@ -117,6 +134,7 @@ class ChildFact:
     digest: str = ""
     deleting: bool = False
     workload: WorkloadFact | None = None  # Deployments only
+    route: RouteFact | None = None  # HTTPRoutes only
     replicas: int | None = None  # PDPool: spec.replicas
     site: str = ""  # annotation pdserve.dev/site
     created: datetime | None = None

@@ -9,11 +9,12 @@ from pd_operator.api.conditions import Reason
 from pd_operator.core.capabilities import Refusal, Unproven
 from pd_operator.core.compatibility import review
 from pd_operator.core.compatibility_verdict import judge
+from pd_operator.core.front import Front, leave_first, plan_front, told
 from pd_operator.core.names import Role, controller_revision
 from pd_operator.core.placing import Placing, place_slices
 from pd_operator.core.pools import PoolPlan, plan_pools
 from pd_operator.core.revision import pairing_hash, pods_hash
-from pd_operator.core.rollout import RolloutPlan, SlicePlan, hold, plan_rollout
+from pd_operator.core.rollout import RolloutPlan, SlicePlan, State, hold, plan_rollout
 from pd_operator.core.snapshot import Snapshot
 
 HISTORY = 5  # ControllerRevisions kept beyond those in use, as spec.revisionHistoryLimit of other workloads has 10
@@ -30,6 +31,7 @@ class Plan:
     rollout: RolloutPlan
     placing: Placing
     pools: Mapping[Role, PoolPlan]
+    front: Front
     kept_revisions: frozenset[str]  # names of ControllerRevisions
     renderer_changed: bool = False  # filled in once the templates were rendered
     unproven: tuple[Unproven, ...] = ()  # accepted, and left to verification
@@ -42,7 +44,7 @@ class Plan:
     @property
     def current(self) -> tuple[SlicePlan, ...]:
         """Slices of the current revision that do not end, those of a refused spec too."""
-        return tuple(s for s in self.rollout.slices if s.revision == self.revision and s.keep_routers)
+        return tuple(s for s in self.rollout.slices if s.revision == self.revision and s.state is not State.REMOVING)
 
     @property
     def target(self) -> SlicePlan | None:
@@ -53,7 +55,15 @@ class Plan:
 def make_plan(snapshot: Snapshot) -> Plan:
     """Decide over one snapshot."""
     revision, pods = pairing_hash(snapshot.spec), pods_hash(snapshot.spec)
-    refusals = review(snapshot.spec, snapshot.upstream, snapshot.images, snapshot.missing, snapshot.server_version, snapshot.model)
+    refusals = review(
+        snapshot.spec,
+        snapshot.upstream,
+        snapshot.images,
+        snapshot.missing,
+        snapshot.server_version,
+        snapshot.model,
+        snapshot.missing_kinds,
+    )
     refusals += [
         Refusal(
             Reason.NAME_CONFLICT,
@@ -64,11 +74,13 @@ def make_plan(snapshot: Snapshot) -> Plan:
         for conflict in snapshot.conflicts
     ]
     pools = plan_pools(snapshot)
+    totals = {role: mine.desired for role, mine in pools.items()}
     if refusals:
-        placing, rollout = Placing(()), hold(snapshot, refusals[0].reason)
+        placing, rollout, front = Placing(()), hold(snapshot, refusals[0].reason), Front(told(snapshot))
     else:
-        placing = place_slices(snapshot, revision, {role: mine.desired for role, mine in pools.items()})
-        rollout = plan_rollout(snapshot, revision, placing.targets, placing.lacking)
+        placing = place_slices(snapshot, revision, totals)
+        rollout = leave_first(snapshot, plan_rollout(snapshot, revision, placing.targets, placing.lacking))
+        front = plan_front(snapshot, rollout, totals)
     return Plan(
         revision=revision,
         pods=pods,
@@ -77,6 +89,7 @@ def make_plan(snapshot: Snapshot) -> Plan:
         rollout=rollout,
         placing=placing,
         pools=pools,
+        front=front,
         kept_revisions=_kept(snapshot, revision, pods, rollout),
         unproven=judge(snapshot.spec, snapshot.upstream, snapshot.images, snapshot.model).unproven,
     )

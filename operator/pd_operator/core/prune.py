@@ -11,6 +11,7 @@ from pd_operator.core.plan import Plan
 from pd_operator.core.snapshot import ROUTER, Snapshot
 
 ORDER = (
+    "HTTPRoute",
     "Deployment",
     "Service",
     "RoleBinding",

@@ -22,6 +22,7 @@ from pd_operator.core.names import FRONT, ROLES, SLICE, Role
 from pd_operator.core.observed import ChildFact, PodFact
 from pd_operator.core.sites import Site, SliceTarget
 from pd_operator.core.snapshot import ROUTER, Snapshot
+from pd_operator.core.weights import capacity, fitting
 
 PATIENCE = 30.0  # seconds that a pod is unschedulable before a serving slice ends for it
 
@@ -76,7 +77,7 @@ def plan_rollout(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarge
         return RolloutPlan((*own.slices, *gone), own.reason, own.message)
     if snapshot.spec.rollout.type == "Recreate":
         begun = [t for t in targets if t.name in workloads]  # what was begun before is not thrown away
-        kept = tuple(_target(t, revision, State.DARK, front=True) for t in begun)
+        kept = _all(begun, revision, State.DARK, _joins(snapshot, targets))
         others = tuple(_remove(snapshot, s) for s in leaving)
         message = f"Recreate: {', '.join(old)} ends before {_names(targets)} starts"
         return RolloutPlan((*kept, *others, *gone), Reason.ROLLING_OUT, message)
@@ -96,10 +97,11 @@ def _own(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], leav
     """Only slices of the current revision exist: a further one joins the front door when it is complete."""
     workloads = snapshot.deployments()
     fronted = {s for s, parts in workloads.items() if has_front(parts.get(ROUTER))}
+    joins = _joins(snapshot, targets)
     slices = []
     for target in targets:
         alone = not fronted - {target.name}  # nobody else serves: do not wait in the dark
-        front = alone or target.name in fronted or complete(workloads.get(target.name, {}))
+        front = target.name in joins and (alone or target.name in fronted or complete(workloads.get(target.name, {})))
         slices.append(_target(target, revision, State.SERVING if front else State.DARK, front=front))
     stays, going = _leave(snapshot, targets, leaving)
     return RolloutPlan((*slices, *stays, *going), *_own_progress(snapshot, targets, [s.name for s in (*stays, *going)], lacking))
@@ -109,11 +111,24 @@ def _leave(
     snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: Sequence[str]
 ) -> tuple[tuple[SlicePlan, ...], tuple[SlicePlan, ...]]:
     """Slices of the current revision that are not wanted any more: those that serve go when all others are complete."""
-    workloads = snapshot.deployments()
-    done = all(complete(parts := workloads.get(t.name, {})) and has_front(parts.get(ROUTER)) for t in targets)
+    workloads, joins = snapshot.deployments(), _joins(snapshot, targets)
+    done = all(
+        complete(parts := workloads.get(t.name, {})) and (has_front(parts.get(ROUTER)) or t.name not in joins) for t in targets
+    )
     kept = [s for s in leaving if not done and not snapshot.spec.suspend and _serves(snapshot, s)]
     stays = tuple(SlicePlan(s, snapshot.revision_of(s), State.SERVING, front=True) for s in kept)
     return stays, tuple(_remove(snapshot, s) for s in leaving if s not in kept)
+
+
+def _joins(snapshot: Snapshot, targets: Sequence[SliceTarget]) -> frozenset[str]:
+    """Targets that may take traffic: all with a gateway, which weights them; else those that a plain Service does justice to."""
+    names = [t.name for t in targets]
+    if snapshot.spec.gateway is not None:
+        return frozenset(names)
+    pool = (sum(t.replicas["prefill"] for t in targets), sum(t.replicas["decode"] for t in targets))
+    workloads = snapshot.deployments()
+    able = {t.name: capacity(t.replicas["prefill"], t.replicas["decode"], pool) for t in targets}
+    return frozenset(fitting(able, [n for n in names if has_front(workloads.get(n, {}).get(ROUTER))]))
 
 
 def _serves(snapshot: Snapshot, name: str) -> bool:
@@ -136,13 +151,14 @@ def _replace(
     serving = _stays(snapshot, {s: d for s, d in old.items() if has_front(d.get(ROUTER))})
     stays, going = _leave(snapshot, targets, leaving)
     others = (*stays, *going, *(_remove(snapshot, s) for s in old if s not in serving))
-    fronted, whole = all(has_front(parts.get(ROUTER)) for parts in mine), all(complete(parts) for parts in mine)
+    joins, whole = _joins(snapshot, targets), all(complete(parts) for parts in mine)
+    fronted = all(has_front(workloads.get(n, {}).get(ROUTER)) for n in joins)
     if fronted and whole:
-        slices = _all(targets, revision, State.SERVING, front=True) + tuple(_remove(snapshot, s) for s in serving)
+        slices = _all(targets, revision, State.SERVING, joins) + tuple(_remove(snapshot, s) for s in serving)
         return RolloutPlan((*slices, *others), Reason.ROLLING_OUT, f"{name} serves; ending {', '.join(old)}")
     keep = tuple(SlicePlan(s, snapshot.revision_of(s), State.SERVING, front=True) for s in serving)
     if whole or fronted:
-        slices = (*_all(targets, revision, State.DARK, front=True), *keep, *others)
+        slices = (*_all(targets, revision, State.DARK, joins), *keep, *others)
         return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} is ready; its routers join the front door")
     names = [t.name for t in targets]
     ending = _ending(snapshot, {*names, *serving, *(s.name for s in stays)})
@@ -154,8 +170,8 @@ def _replace(
         slices = (*_all(targets, revision, State.DARK), *(_remove(snapshot, s) for s in serving), *others)
         message = f"{name} does not fit beside {', '.join(old)} ({missing}); the old slice ends first"
         return RolloutPlan(slices, Reason.NO_CAPACITY_FOR_PAIR, message)
-    front = not serving  # nobody serves: do not wait in the dark
-    slices = (*_all(targets, revision, State.DARK, front=front), *keep, *others)
+    lit = frozenset() if serving else joins  # nobody serves: do not wait in the dark
+    slices = (*_all(targets, revision, State.DARK, lit), *keep, *others)
     serves = f"{', '.join(serving) or 'nothing'} serves"
     if missing:
         ways = f"{', '.join(ending)} is still ending" if ending else "free or add them, or set rollout.type: Recreate"
@@ -167,8 +183,9 @@ def _target(target: SliceTarget, revision: str, state: State, front: bool = Fals
     return SlicePlan(target.name, revision, state, front=front, replicas=target.replicas, site=target.site)
 
 
-def _all(targets: Sequence[SliceTarget], revision: str, state: State, front: bool = False) -> tuple[SlicePlan, ...]:
-    return tuple(_target(t, revision, state, front) for t in targets)
+def _all(targets: Sequence[SliceTarget], revision: str, state: State, lit: Set[str] = frozenset()) -> tuple[SlicePlan, ...]:
+    """Plans for all targets; those in `lit` carry the front label."""
+    return tuple(_target(t, revision, state if t.name in lit else State.DARK, t.name in lit) for t in targets)
 
 
 def _names(targets: Iterable[SliceTarget]) -> str:
@@ -222,6 +239,8 @@ def _own_progress(snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: S
     if all(complete(workloads.get(n, {})) for n in names):
         if leaving:
             return Reason.ROLLING_OUT, f"{_names(targets)} serves; ending {', '.join(leaving)}"
+        if dark := sorted({*names} - _joins(snapshot, targets)):
+            return Reason.WEIGHTS_NOT_ENFORCEABLE, _unweighted(targets, dark)
         return Reason.UPDATED, f"{_names(targets)} is up to date"
     for name in names:
         parts = workloads.get(name, {})
@@ -232,6 +251,14 @@ def _own_progress(snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: S
             return Reason.NO_CAPACITY_FOR_PAIR, f"a replacement pod of {name} finds no node ({blocked}): {ways}"
     trouble = f" (no room: {lacking})" if lacking else _trouble(snapshot, names)
     return Reason.ROLLING_OUT, f"{_names(targets)} is starting{trouble}"
+
+
+def _unweighted(targets: Sequence[SliceTarget], dark: Sequence[str]) -> str:
+    counts = ", ".join(f"{t.name} has {t.replicas['prefill']} + {t.replicas['decode']}" for t in targets)
+    return (
+        f"{', '.join(dark)} is ready and stays dark: behind the Service every slice gets the same share of the requests, which "
+        f"the smallest could not serve ({counts} replicas); spec.gateway weights slices, or let the pools divide evenly"
+    )
 
 
 def _missing(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str] = ROLES) -> str:

@@ -10,7 +10,8 @@ from pd_operator.api.conditions import Condition, Reason, Type, merge
 from pd_operator.core import diagnosis
 from pd_operator.core.capabilities import Refusal
 from pd_operator.core.exclusions import record
-from pd_operator.core.names import DEPLOYMENT, FRONT, ROLE, ROLES, Role
+from pd_operator.core.front import answers, refused, unanswered, url
+from pd_operator.core.names import DEPLOYMENT, ROLE, ROLES, Role
 from pd_operator.core.observed import PodFact, WorkloadFact
 from pd_operator.core.placed import placed
 from pd_operator.core.plan import Plan
@@ -31,8 +32,8 @@ def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
         "controller": snapshot.install.name,
         "currentRevision": serving.revision if serving else "",
         "updatedRevision": plan.revision,
-        "url": f"http://{snapshot.name}.{snapshot.namespace}.svc",
-        "servingSlices": sum(1 for s in plan.rollout.slices if _is_serving(snapshot, s)),
+        "url": url(snapshot),
+        "servingSlices": sum(1 for s in plan.rollout.slices if answers(snapshot, s)),
         "bottleneck": _bottleneck(snapshot),
         "roles": [_role_status(snapshot, plan, role) for role in ROLES],
         "slices": [_slice_status(snapshot, plan, s) for s in plan.rollout.slices],
@@ -88,16 +89,18 @@ def _conditions(snapshot: Snapshot, plan: Plan) -> list[Condition]:
             )
         )
     found.append(_progressing(plan))
-    found.append(_degraded(plan))
+    found.append(_degraded(snapshot, plan))
     found.append(_update_available(plan))
     ready = _ready(snapshot, plan, found)
     return [*found, ready, *_kstatus(plan, ready)]
 
 
-def _degraded(plan: Plan) -> Condition:
+def _degraded(snapshot: Snapshot, plan: Plan) -> Condition:
     if plan.placing.strays:
         remedy = "restore the label of the nodes, or set a new rollout.restartID to place everything anew"
         return Condition(Type.DEGRADED, "True", Reason.PAIRING_NOT_ENFORCED, f"{'; '.join(plan.placing.strays)}: {remedy}")
+    if why := refused(snapshot):
+        return Condition(Type.DEGRADED, "True", Reason.ROUTE_REFUSED, why)
     return Condition(Type.DEGRADED, "False", Reason.AS_EXPECTED)
 
 
@@ -190,7 +193,7 @@ def _ready(snapshot: Snapshot, plan: Plan, found: Sequence[Condition]) -> Condit
         return Condition(Type.READY, "False", first.reason, f"{first.type.value}: {first.message}{still}")
     if _serving(snapshot, plan) is None:
         return Condition(Type.READY, "False", Reason.ROLLING_OUT, plan.rollout.message)
-    return Condition(Type.READY, "True", Reason.READY, f"serving at http://{snapshot.name}.{snapshot.namespace}.svc")
+    return Condition(Type.READY, "True", Reason.READY, f"serving at {url(snapshot)}{unanswered(snapshot)}")
 
 
 def _kstatus(plan: Plan, ready: Condition) -> list[Condition]:
@@ -225,19 +228,22 @@ def _role_status(snapshot: Snapshot, plan: Plan, role: Role) -> dict[str, Any]:
 
 
 def _slice_status(snapshot: Snapshot, plan: Plan, slice_: SlicePlan) -> dict[str, Any]:
-    answers = State.SERVING if _is_serving(snapshot, slice_) else State.DARK
-    shown = State.REMOVING if slice_.state is State.REMOVING else answers
+    lit = State.SERVING if answers(snapshot, slice_) else State.DARK
+    shown = State.REMOVING if slice_.state is State.REMOVING else lit
     counts: dict[str, int] = {role: _sum(snapshot, [slice_], role).ready for role in ROLES}
     domain = plan.placing.domains.get(slice_.name, "")
     if plan.refusal is not None:  # nothing was looked at
         before = (s for s in snapshot.status.get("slices", ()) if s.get("name") == slice_.name)
         domain = next((str(s.get("domain", "")) for s in before), "")
-    return {"name": slice_.name, "revision": slice_.revision, "domain": domain, **counts, "state": shown.value}
+    told: dict[str, Any] = {"name": slice_.name, "revision": slice_.revision, "domain": domain, **counts, "state": shown.value}
+    if slice_.name in plan.front.weights:  # absent and not 0 without a gateway: nothing weights it
+        told["weight"] = plan.front.weights[slice_.name]
+    return told
 
 
 def _serving(snapshot: Snapshot, plan: Plan) -> SlicePlan | None:
     """A slice that answers now: one of the current revision as soon as it does."""
-    answering = [s for s in plan.rollout.slices if _is_serving(snapshot, s)]
+    answering = [s for s in plan.rollout.slices if answers(snapshot, s)]
     return next((s for s in answering if s.revision == plan.revision), answering[0] if answering else None)
 
 
@@ -247,13 +253,6 @@ def _focus(snapshot: Snapshot, plan: Plan) -> list[SlicePlan]:
     if serving is None:
         return list(plan.current)
     return [s for s in plan.rollout.slices if s.revision == serving.revision and s.state is not State.REMOVING]
-
-
-def _is_serving(snapshot: Snapshot, slice_: SlicePlan) -> bool:
-    """Whether the front door leads to it: a ready router pod with the front label. A count of the Deployment would include pods
-    from before the flip, which the front Service does not select."""
-    routers = snapshot.pods_of(slice_.name, ROUTER)
-    return slice_.state is not State.REMOVING and any(p.ready and not p.deleting and FRONT in p.labels for p in routers)
 
 
 def _sum(snapshot: Snapshot, slices: Sequence[SlicePlan], role: str) -> WorkloadFact:

@@ -18,6 +18,7 @@ from pd_operator.core.names import APPLIED_HASH, SITE
 from pd_operator.core.observed import ChildFact, ContainerFact, PodFact, WorkloadFact
 from pd_operator.core.placement.requests import pod_shape
 from pd_operator.kube.pages import Event, Meta, Page, Slim, SlimDecoder, Thing, by_namespace
+from pd_operator.kube.routes import route
 from pd_operator.kube.store import Key
 
 KEPT_ANNOTATIONS = ("pdserve.dev/", "smg.ai/")
@@ -203,6 +204,7 @@ def child(kind: str, obj: Mapping[str, Any]) -> ChildFact:
         digest=digest(kind, obj),
         deleting="deletionTimestamp" in meta,
         workload=_workload(obj, site) if kind == "Deployment" else None,
+        route=route(obj) if kind == "HTTPRoute" else None,
         replicas=(obj.get("spec") or {}).get("replicas") if kind == "PDPool" else None,
         created=_time(meta.get("creationTimestamp")),
         site=site,

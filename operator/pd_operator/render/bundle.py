@@ -49,11 +49,13 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
     accounts = access.accounts(snapshot)
     shared = [access.binding(snapshot), network.front_service(snapshot), network.engine_policy(snapshot), *_budgets(snapshot)]
     pools = [_pool(snapshot, plan, role) for role in ROLES]
+    gateway = snapshot.spec.gateway
+    routes = [network.route(snapshot, plan.front, gateway)] if gateway is not None else []  # after the Services that it names
     if not plan.targets:
-        return _bundle([accounts, [*shared, *pools]], False)
+        return _bundle([accounts, [*shared, *pools], routes], False)
     fresh, stored, templates = _templates(snapshot, plan.revision, plan.pods)
     services: list[objects.Manifest] = []
-    workloads: list[objects.Manifest] = []
+    workloads: list[objects.Manifest] = [*routes]
     for target in plan.targets:
         services.append(network.slice_service(snapshot, target))
         counts = target.replicas or {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from pd_operator.api.types import GatewaySpec
+from pd_operator.core.front import ROUTE, Front
 from pd_operator.core.names import COMPONENT, DEPLOYMENT, FRONT, SLICE, base_labels, slice_labels
 from pd_operator.core.rollout import SlicePlan
 from pd_operator.core.snapshot import ROUTER, Snapshot
@@ -12,6 +14,7 @@ from pd_operator.upstream import lmcache, vllm
 
 NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"  # set by the API server on every namespace
 LAST_PORT: Final = 65535
+PORT: Final = 80  # of our Services
 
 
 def front_service(snapshot: Snapshot) -> objects.Manifest:
@@ -27,8 +30,25 @@ def slice_service(snapshot: Snapshot, slice_: SlicePlan) -> objects.Manifest:
     return objects.manifest("v1", "Service", snapshot, slice_.name, labels, spec=_service(selector))
 
 
+def route(snapshot: Snapshot, front: Front, gateway: GatewaySpec) -> objects.Manifest:
+    """The HTTPRoute: one backend a serving slice, or the front Service while none serves.
+
+    No timeouts are set: an answer may stream for minutes, and what a gateway allows is its own policy.
+    """
+    backends = [
+        {"group": "", "kind": "Service", "name": name, "port": PORT, "weight": weight}
+        for name, weight in front.backends(snapshot.name)
+    ]
+    spec: dict[str, Any] = {"parentRefs": [dict(parent) for parent in gateway.parent_refs]}
+    if gateway.hostnames:
+        spec["hostnames"] = list(gateway.hostnames)
+    spec["rules"] = [{"matches": [{"path": {"type": "PathPrefix", "value": "/"}}], "backendRefs": backends}]
+    labels = base_labels(snapshot.name, "front")
+    return objects.manifest("gateway.networking.k8s.io/v1", ROUTE, snapshot, snapshot.name, labels, spec=spec)
+
+
 def _service(selector: dict[str, str]) -> dict[str, Any]:
-    port = {"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}
+    port = {"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}
     return {"type": "ClusterIP", "selector": selector, "ports": [port]}
 
 

@@ -145,7 +145,8 @@ def test_rules_have_messages_that_name_the_field(path: str, schema: Schema) -> N
 
 
 def test_status_has_no_defaults_and_spec_has_those_of_the_models() -> None:
-    assert [path for path, schema in NODES if ".status" in path and "default" in schema] == []
+    # What nobody has looked at says so (crdgen.NOT_SEEN); nothing else of status is made up.
+    assert [path for path, schema in NODES if ".status" in path and "default" in schema] == ["PDDeployment.status"]
     minimal = manifests.minimal()["spec"]
     for extra in (
         {},

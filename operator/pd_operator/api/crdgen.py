@@ -67,6 +67,9 @@ PROGRAMS: Final = (
     Program("router.type", "smg", ("router",), smg.OWNED_FLAGS, tuple(smg.FORBIDDEN_FLAGS)),
     Program("router.type", "vllm-router", ("router",), vllm_router.OWNED_FLAGS, tuple(vllm_router.FORBIDDEN_FLAGS)),
 )
+# Status of an object that nobody has looked at yet. kstatus (Flux, kpt, `kubectl wait`-like tools) takes an object without a status
+# for up to date; a generation before the first one says that it is not. Flux' own kinds do the same with -1.
+NOT_SEEN: Final = {"observedGeneration": 0}
 # The flag that an argument sets, as upstream/flags.py does it: `--kv_transfer_config.kv_role=x` is `--kv-transfer-config`.
 _FLAG: Final = "(a.startsWith('--') ? a.split('=')[0].split('.')[0].replace('_', '-') : a.split('=')[0])"
 
@@ -168,7 +171,7 @@ def deployment_crd() -> dict[str, Any]:
     schema = _root(
         "PDDeployment serves a language model with separate pools for prefill and decode.",
         spec,
-        structural(PDDeploymentStatus, defaults=False),
+        {**structural(PDDeploymentStatus, defaults=False), "default": NOT_SEEN},
         _NAME_RULES,
     )
     columns = [

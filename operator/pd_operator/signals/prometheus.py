@@ -176,4 +176,6 @@ _FAILURES = (requests.RequestException, _ServerError, _Refused, ValueError, KeyE
 def _told(error: Exception) -> str:
     if isinstance(error, requests.Timeout):
         return f"no answer in time ({error})"[:300]
-    return f"{type(error).__name__.lstrip('_')}: {error}"[:300]
+    # urllib3 puts the whole URL, and so the query, before what was wrong.
+    cause = getattr(next(iter(error.args), None), "reason", None) or error
+    return f"{type(error).__name__.lstrip('_')}: {cause}"[:300]

@@ -165,6 +165,8 @@ class ControlPlane:
                 *("--service-account-private-key-file", self.state / "service-account.key", "--use-service-account-credentials"),
                 *("--root-ca-file", self.service_ca, "--leader-elect=false"),
                 *("--bind-address", "127.0.0.1", "--secure-port", str(manager_port)),
+                # 15 s by default: a test of an HPA needs several looks.
+                *("--horizontal-pod-autoscaler-sync-period", "2s"),
             ],
         )
         if self.scheduler:

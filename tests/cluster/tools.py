@@ -1,4 +1,4 @@
-"""Go tools (Kubernetes, etcd, kwok, CoreDNS, Helm, Prometheus), built from pinned modules into the cache when they are missing."""
+"""Go tools (Kubernetes, etcd, kwok, CoreDNS, Helm, Prometheus, kstatus), built from pinned modules into the cache when missing."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ TOOLS: dict[str, tuple[str, str]] = {
     "helm": ("helm", "helm.sh/helm/v4/cmd/helm"),
     "prometheus": ("prometheus", "github.com/prometheus/prometheus/cmd/prometheus"),
     "promtool": ("prometheus", "github.com/prometheus/prometheus/cmd/promtool"),
+    "kstatus": ("kstatus", "."),
 }
 # Of Prometheus' service discoveries only Kubernetes' is built in (plugins/ of its source): the cloud SDKs are most of its code.
 _TAGS = {"prometheus": "remove_all_sd,enable_kubernetes_sd"}
@@ -42,9 +43,10 @@ NODES = ("kubelet", "kube-proxy", "coredns")
 
 
 def set_folder(tool_set: str) -> Path:
-    """The cache folder of one tool set; its name changes with go.mod and go.sum."""
+    """The cache folder of one tool set; its name changes with go.mod, go.sum and sources of ours beside them."""
     source = paths.HERE / "tools" / tool_set
-    digest = hashlib.sha256((source / "go.mod").read_bytes() + (source / "go.sum").read_bytes()).hexdigest()[:12]
+    files = [source / "go.mod", source / "go.sum", *sorted(source.glob("*.go"))]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     return paths.cache_root() / "tools" / f"{tool_set}-{digest}"
 
 

@@ -5,6 +5,8 @@ charts/pd-operator/files/crds/      the same, marked so that Helm never deletes 
 docs/reference/api.md               from the CRDs
 docs/reference/conditions.md        from the reasons
 docs/reference/compatibility.md     from the rows of upstream
+docs/reference/metrics.md           from the metrics, the recording rules and the tables of signals
+charts/pd-operator/files/dashboards from pd_operator.signals.dashboards
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import sys
 from pathlib import Path
 
 from pd_operator.api import condition_docs, crdgen, docs
+from pd_operator.controller import metric_docs
+from pd_operator.signals import dashboards
 from pd_operator.upstream import pairs_docs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +43,8 @@ def files() -> dict[Path, str]:
     found[Path("docs/reference/api.md")] = docs.markdown()
     found[Path("docs/reference/conditions.md")] = condition_docs.markdown()
     found[Path("docs/reference/compatibility.md")] = pairs_docs.markdown()
+    found[Path("docs/reference/metrics.md")] = metric_docs.markdown()
+    found |= {Path("charts/pd-operator/files/dashboards") / name: text for name, text in dashboards.files().items()}
     return found
 
 

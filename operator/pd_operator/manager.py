@@ -24,6 +24,7 @@ from pd_operator.controller.capacity import CapacityFeed
 from pd_operator.controller.decision_log import DecisionLog, new_source
 from pd_operator.controller.health import Check, Health, LoopLag, Problem, over
 from pd_operator.controller.loop import Controller, Key
+from pd_operator.controller.object_metrics import ObjectMetrics, Shown
 from pd_operator.controller.roster import Roster
 from pd_operator.controller.scaling import ScalingLoop
 from pd_operator.controller.scaling_metrics import ScalingMetrics
@@ -191,6 +192,9 @@ class Manager:
             self.reflectors += CapacityFeed(client, self.stores.ledger, self.queue.add_after, self._watch_timing).reflectors
         recorder = EventRecorder(client, settings.identity)
         reconciler = self._factory(client, self.stores, settings, recorder)
+        shown: Shown | None = getattr(reconciler, "shown", None)
+        if shown is not None:  # a reconciler of tests may have none
+            self.telemetry.registry.register(ObjectMetrics(shown))
         self.scaling = self._scaling(client, getattr(reconciler, "roster", None), recorder)
         self.controller = Controller(
             self.queue,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
+from monitor.pages import Pages
 from monitor.pods import Pod, deployment
 from monitor.prometheus import Prometheus as Server
 from pd_operator.core.scaling.readings import Quality
@@ -143,43 +142,6 @@ def test_every_name_of_a_table_is_in_the_page(engines: Engines, side: str) -> No
     lines = page.splitlines()
     for name in (n for key in wanted for n in table.series[key].names):
         assert any(line.startswith((f"{name}{{", f"{name} ")) for line in lines), name
-
-
-class Pages:
-    """Pods with pages of their own, that can die."""
-
-    def __init__(self, pods: Mapping[str, Pod]) -> None:
-        self.servers: dict[str, ThreadingHTTPServer] = {}
-        self.pods = pods
-        outer = self
-        for name in self.pods:
-
-            class Handler(BaseHTTPRequestHandler):
-                pod = name
-
-                def do_GET(self) -> None:
-                    body = outer.pods[self.pod].page()
-                    self.send_response(200)
-                    self.send_header("Content-Type", "text/plain; version=0.0.4")
-                    self.send_header("Content-Length", str(len(body)))
-                    self.end_headers()
-                    self.wfile.write(body)
-
-                def log_message(self, *_: object) -> None:
-                    pass
-
-            self.servers[name] = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-            threading.Thread(target=self.servers[name].serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-
-    def url(self, name: str) -> str:
-        """Where a pod listens."""
-        return f"http://127.0.0.1:{self.servers[name].server_address[1]}"
-
-    def kill(self, name: str) -> None:
-        """End one pod."""
-        server = self.servers.pop(name)
-        server.shutdown()
-        server.server_close()
 
 
 async def test_prometheus_scrapes_stand_ins_and_sees_pods_die(engines: Engines) -> None:

@@ -61,6 +61,11 @@ class Operator:
             assert code == 0, f"the operator ended with {code}:\n{self.tail()}"
             assert not self.tracebacks(), f"tracebacks in {self.log_file}:\n{self.tracebacks()[0]}"
 
+    @property
+    def address(self) -> str:
+        """Host and port of its probes and metrics; another one after each start."""
+        return f"127.0.0.1:{self._port}"
+
     def start(self, *, leading: bool = True) -> None:
         """Start it and wait until it is ready, and leads when `leading`.
 
@@ -133,7 +138,7 @@ class Operator:
 
     def _get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -16,6 +16,7 @@ import generated
 from cluster.tools import tool
 from pd_operator import settings as operator_settings
 from pd_operator.kube.kinds import KINDS
+from pd_operator.upstream import signals_labels as labels
 
 CHART = generated.ROOT / "charts" / "pd-operator"
 PROFILES = CHART / "profiles"
@@ -243,11 +244,53 @@ def test_optional_parts() -> None:
     assert one(render({"replicas": 2}), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
     monitor = one(render({"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}), "PodMonitor")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics", "interval": "30s"}]
+    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics", "honorLabels": True, "interval": "30s"}]
     assert of(render({"networkPolicy": {"enabled": False}}), "NetworkPolicy") == []
     closed = one(render({"networkPolicy": {"from": [{"namespaceSelector": {}}]}}), "NetworkPolicy")
     assert closed["spec"]["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}], "from": [{"namespaceSelector": {}}]}]
     assert closed["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_monitors_of_what_serves_carry_the_labels_of_the_contract() -> None:
+    on = {"servingMonitors": {"enabled": True, "labels": {"release": "prometheus"}}}
+    assert of(render(), "PodMonitor") == []
+    found = {m["metadata"]["name"]: m for m in of(render(on), "PodMonitor")}
+    assert set(found) == {"pd-operator-engine", "pd-operator-router"}
+    ports = {name: [e["port"] for e in m["spec"]["podMetricsEndpoints"]] for name, m in found.items()}
+    assert ports == {"pd-operator-engine": ["http", "lmc-http"], "pd-operator-router": ["metrics"]}
+    for monitor in found.values():
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        assert monitor["spec"]["namespaceSelector"] == {"any": True}
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+            copied = {r["targetLabel"]: r["sourceLabels"] for r in endpoint["relabelings"]}
+            wanted = {labels.sanitized(n): [f"__meta_kubernetes_pod_label_{labels.sanitized(n)}"] for n in labels.POD_TARGET_LABELS}
+            assert copied == wanted and set(labels.GROUP) == {labels.NAMESPACE, *copied}
+            assert (endpoint["honorLabels"], endpoint["interval"]) == (False, "15s")
+    scoped = render({**on, "scope": "namespaced", "watchNamespaces": ["a", "b"]})
+    assert all(m["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]} for m in of(scoped, "PodMonitor"))
+
+
+def test_alerts_are_about_this_install() -> None:
+    on = {"alerts": {"enabled": True, "labels": {"a": "b"}, "runbookURL": "https://docs.example.org/runbooks/"}}
+    rule = one(render(on, namespace="elsewhere"), "PrometheusRule", "pd-operator-alerts")
+    assert rule["metadata"]["labels"]["a"] == "b"
+    alerts = {r["alert"]: r for r in rule["spec"]["groups"][0]["rules"]}
+    assert alerts["PDOperatorDown"]["expr"] == 'absent(pd_operator_leader{namespace="elsewhere"} == 1)'
+    assert alerts["PDOperatorDown"]["labels"]["namespace"] == "elsewhere"
+    assert alerts["PDQueueTooLong"]["annotations"]["runbook_url"] == "https://docs.example.org/runbooks/PDQueueTooLong.md"
+    plain = yaml.safe_load((CHART / "files/rules/alerts.yaml").read_text())["groups"][0]["rules"]
+    assert set(alerts) == {r["alert"] for r in plain}
+
+
+def test_dashboards_reach_the_sidecar() -> None:
+    found = of(render({"dashboards": {"enabled": True}}), "ConfigMap")
+    by_name = {m["metadata"]["name"]: m for m in found if "dashboard" in m["metadata"]["name"]}
+    assert set(by_name) == {"pd-operator-dashboard-fleet", "pd-operator-dashboard-deployment"}
+    for name, manifest in by_name.items():
+        assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
+        ((file, text),) = manifest["data"].items()
+        assert file == f"pd-operator-{name.rpartition('-')[2]}.json"
+        assert json.loads(text)["uid"] == file.removesuffix(".json")
 
 
 def test_aggregated_roles_give_what_people_need_and_no_more() -> None:
@@ -309,6 +352,9 @@ def test_pod_settings_reach_the_pod() -> None:
         ({"podMonitor": {"interval": "soon"}}, "interval"),
         ({"budgets": [{"namespaces": "some", "maxGPUs": 4}]}, "namespaces"),
         ({"budgets": [{"namespaces": ["a"]}]}, "maxGPUs"),
+        ({"servingMonitors": {"interval": "soon"}}, "interval"),
+        ({"alerts": {"runbookURL": "https://docs.example.org/runbooks"}}, "runbookURL"),
+        ({"dashboards": {"label": {}}}, "label"),
         ({"networkPolicy": {"enable": True}}, "enable"),
     ],
 )

@@ -13,7 +13,7 @@ import yaml
 
 import generated
 from pd_operator.api.conditions import REASONS, Reason, Type
-from pd_operator.api.types import API_VERSION, PDDeploymentSpec
+from pd_operator.api.types import PDDeploymentSpec
 from pd_operator.controller.reconcile import RECHECK
 from pd_operator.controller.scaling import TICK
 from pd_operator.core import names
@@ -27,7 +27,7 @@ from pd_operator.core.scaling.law import DEFAULT
 from pd_operator.core.weights import BAND
 from pd_operator.kube.reflector import ABSENT_RECHECK
 from pd_operator.settings import Settings
-from pd_operator.upstream import catalog, lmcache, signals_labels, smg, vllm, vllm_router
+from pd_operator.upstream import catalog, lmcache, smg, vllm, vllm_router
 from plugins.quickstart import blocks
 
 ROOT = generated.ROOT
@@ -153,16 +153,11 @@ def test_front_door_page_has_the_numbers_of_the_code() -> None:
 
 def test_scaling_page_has_the_reasons_and_numbers_of_the_code() -> None:
     text = (ROOT / "docs/scaling.md").read_text()
-    example, shared, hpa, keda = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.S))
+    example, shared = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.S))
     spec = PDDeploymentSpec.model_validate({**MINIMAL, **example["spec"]})
     assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
     (budget,) = Settings.model_validate(shared).budgets
     assert (budget.namespaces, budget.max_gpus) == (("team-a", "team-b"), 64)
-    for recipe in (hpa, keda):
-        target = recipe["spec"]["scaleTargetRef"]
-        assert (target["apiVersion"], target["kind"], target["name"]) == (API_VERSION, "PDPool", "chat-decode")
-    labels = re.findall(r"(pdserve\w+)=", keda["spec"]["triggers"][0]["metadata"]["query"])
-    assert labels == [signals_labels.DEPLOYMENT, signals_labels.ROLE]
     code = (ROOT / "operator/pd_operator/core/pool_status.py").read_text()
     active = {*re.findall(r'type_, "(?:True|False)", "(\w+)"', code), "NoSeries", "SignalsUnknown"} - {"AsExpected", "NoCapacity"}
     assert {reason for reason in active if re.search(rf"^\| (?:True|False), {reason} \|", text, flags=re.M)} == active

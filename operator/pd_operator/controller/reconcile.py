@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pd_operator.api.conditions import Reason, Type
 from pd_operator.api.types import API_VERSION, PDDeploymentSpec
 from pd_operator.controller.applier import EXPECTATION, Applier
+from pd_operator.controller.object_metrics import Shown
 from pd_operator.controller.roster import Roster
 from pd_operator.core.capabilities import Refusal
 from pd_operator.core.compatibility import invalid
@@ -58,6 +59,7 @@ class Reconciler:
         self._recorder = recorder
         self._applier = Applier(client, stores.children)
         self.roster = Roster(stores)  # what scales; the scaling tick reads it
+        self.shown = Shown()  # for the metrics
         self._pool_status: dict[tuple[str, str, Role], tuple[str, Object]] = {}  # (uid of the PDPool, what we wrote last)
         self._told: dict[tuple[str, str], tuple[str, str]] = {}  # (uid, the other install) of objects that are not ours
         self._server_version: tuple[int, int] | None = None
@@ -224,6 +226,7 @@ class Reconciler:
 
     async def _write_status(self, obj: Object, status: Object) -> Object:
         """Apply the status when it differs, and record events for conditions that turned."""
+        self.shown.put((obj["metadata"]["namespace"], obj["metadata"]["name"]), status)
         previous = obj.get("status", {})
         if any(previous.get(key) != value for key, value in status.items()):
             await self._client.apply_status(_reference(obj) | {"status": status})
@@ -246,6 +249,7 @@ class Reconciler:
                 return  # its deletion event brings us back, and it is made again
             previous = live.get("status", {})
         status = build_pool_status(snapshot, plan, role, previous, child.generation)
+        self.shown.put_pool((snapshot.namespace, snapshot.name), role, status)
         if status != {k: previous.get(k) for k in status}:
             metadata = {"name": child.name, "namespace": snapshot.namespace, "uid": child.uid}
             await self._client.apply_status({"apiVersion": API_VERSION, "kind": "PDPool", "metadata": metadata, "status": status})
@@ -254,6 +258,7 @@ class Reconciler:
     def _forget(self, namespace: str, name: str) -> None:
         self._applier.forget(namespace, name)
         self.roster.forget((namespace, name))
+        self.shown.forget((namespace, name))
         if self._stores.ledger is not None:
             self._stores.ledger.forget((namespace, name))
         self._told.pop((namespace, name), None)
@@ -271,6 +276,7 @@ class Reconciler:
         note = f"status.controller is {other}, this install is {self._install.name}; let one install watch this namespace"
         metadata = obj["metadata"]
         key, told = (metadata["namespace"], metadata["name"]), (metadata["uid"], other)
+        self.shown.forget(key)
         if self._told.get(key) != told:  # each write of the owner brings us here
             await self._recorder.event(obj, "Warning", Reason.MANAGED_BY_OTHER.value, note)
             self._told[key] = told

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pd_operator.api.scalars import seconds
 from pd_operator.controller.roster import Entry, Roster
 from pd_operator.core.names import ROLES
 from pd_operator.core.scaled import Scaled
+from pd_operator.core.scaling.decision import Alert, Bottleneck
 
 PREFIX = "pd_operator_scaling"
 OBJECT = ["namespace", "name"]
@@ -38,6 +40,13 @@ class ScalingMetrics(Collector):
             "most": GaugeMetricFamily(f"{PREFIX}_budget_gpus", "GPUs of a budget.", labels=["budget"]),
             "held": GaugeMetricFamily(f"{PREFIX}_budget_gpus_held", "GPUs of it that replicas hold.", labels=["budget"]),
             "unknown": GaugeMetricFamily(f"{PREFIX}_signals_unknown", "1 while a signal is not known.", labels=OBJECT),
+            "bottleneck": GaugeMetricFamily(f"{PREFIX}_bottleneck", "1 for what limits it.", labels=[*OBJECT, "bottleneck"]),
+            "alert": GaugeMetricFamily(f"{PREFIX}_alert", "1 for what looks like load and is not.", labels=[*OBJECT, "alert"]),
+            "decided": GaugeMetricFamily(f"{PREFIX}_decided_timestamp_seconds", "When it was last decided.", labels=OBJECT),
+            "patience": GaugeMetricFamily(f"{PREFIX}_max_queue_seconds", "backpressure.maxQueueTime.", labels=OBJECT),
+            "lead": GaugeMetricFamily(
+                f"{PREFIX}_lead_seconds", "From creating a replica to its being ready, measured.", labels=[*role, "quantile"]
+            ),
         }
         for entry in self._roster.entries():
             scaled = self._roster.scaled(entry.key, entry.uid)
@@ -54,6 +63,12 @@ def _add(families: dict[str, GaugeMetricFamily], entry: Entry, scaled: Scaled) -
     key = list(entry.key)
     families["congested"].add_metric(key, float(bool(decision.congested)))
     families["unknown"].add_metric(key, float(bool(scaled.unknown)))
+    families["decided"].add_metric(key, scaled.time)
+    families["patience"].add_metric(key, seconds(entry.spec.backpressure.max_queue_time))
+    for bottleneck in Bottleneck:
+        families["bottleneck"].add_metric([*key, bottleneck.value], float(bottleneck is decision.bottleneck))
+    for alert in Alert:
+        families["alert"].add_metric([*key, alert.value], float(alert in decision.alerts))
     for role in ROLES:
         answer = decision.of(role)
         labels = [*key, role]
@@ -63,6 +78,9 @@ def _add(families: dict[str, GaugeMetricFamily], entry: Entry, scaled: Scaled) -
         for name, value in sorted(answer.inputs.items()):
             if value is not None:
                 families["input"].add_metric([*labels, name], value)
+        if (lead := scaled.lead.get(role)) is not None:
+            families["lead"].add_metric([*labels, "0.5"], lead.p50)
+            families["lead"].add_metric([*labels, "0.9"], lead.p90)
         families["reason"].add_metric([*labels, answer.reason.value], 1)
         for limit in sorted({limit.reason.value for limit in answer.limits}):
             families["limit"].add_metric([*labels, limit], 1)

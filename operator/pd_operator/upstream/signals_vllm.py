@@ -40,6 +40,9 @@ SERIES: Final = {
     "rejected": Series(Kind.COUNTER, ("vllm:admission_rejections_total",), optional=True),
 }
 
+# For dashboards and runbooks only (vllm/distributed/kv_transfer/kv_connector/v1/nixl/stats.py, seen on 0.32.0 with NIXL).
+SHOWN: Final = ("vllm:nixl_num_failed_transfers_total", "vllm:nixl_num_kv_expired_reqs_total")
+
 QUANTITIES: Final[tuple[Quantity, ...]] = (
     Quantity("running", How.SUM, "running"),
     Quantity("waiting", How.SUM, "waiting"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from builders import deep
+
 from pd_operator.api.conditions import Reason
 from pd_operator.core.proof import Evidence, judge_handoff, judge_offload, read
 

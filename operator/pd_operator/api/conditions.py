@@ -240,7 +240,7 @@ REASONS: Mapping[Reason, ReasonDoc] = {
     ),
     Reason.OUTPUT_DIFFERS: ReasonDoc(
         _HANDOFF,
-        "The pair's answers at temperature 0 are not those of one engine alone: the state that arrives is not the state that was sent.",
+        "The pair's answers at temperature 0 are not those of one engine alone: the state that arrives is not the one that was sent.",
         "Use a combination of versions that docs/reference/compatibility.md calls tested.",
     ),
     Reason.VERSION_MISMATCH: ReasonDoc(

@@ -288,7 +288,7 @@ def test_a_slice_leaves_the_route_before_its_routers_end(racks: Pool, two: str, 
 
 
 def test_a_new_revision_takes_over_in_the_route(two: str, racks: Pool, api: Api, space: str) -> None:
-    """old -> both -> new; at every moment a slice that serves."""
+    """old -> (both ->) new; at every moment a slice that serves."""
     (old,) = backends(api, space, two)
     with Recording(api, space, "HTTPRoute") as recording:
         api.merge("PDDeployment", space, two, {"spec": {"rollout": {"restartID": "again"}}})
@@ -300,7 +300,7 @@ def test_a_new_revision_takes_over_in_the_route(two: str, racks: Pool, api: Api,
         names = {b["name"] for rule in event.object["spec"]["rules"] for b in rule["backendRefs"]}
         if not seen or seen[-1] != names:
             seen.append(names)
-    assert seen == [{old}, {old, new}, {new}]
+    assert [names for names in seen if names != {old, new}] == [{old}, {new}]  # both only where a look falls between two steps
 
 
 def test_a_kind_that_goes_breaks_nothing_and_comes_back(two: str, api: Api, space: str, plane: Cluster, operator: Operator) -> None:

@@ -81,6 +81,14 @@ def test_without_a_gateway_there_is_no_route_and_no_weight() -> None:
     assert all("weight" not in s for s in build_status(snapshot, plan)["slices"])
 
 
+def test_what_each_slice_should_get_is_its_weight_or_behind_a_service_its_capacity() -> None:
+    expected = {two((1, 3), (1, 1)).name(0): 67, two((1, 3), (1, 1)).name(1): 33}
+    world = two((1, 3), (1, 1), **GATEWAY)
+    world.status = {"slices": [{"name": name, "weight": w} for name, w in zip(expected, (63, 37), strict=True)]}
+    assert list(make_plan(world.snapshot()).front.should.values()) == [63, 37]
+    assert dict(make_plan(two((1, 3), (1, 1)).snapshot()).front.should) == expected
+
+
 def test_the_service_stays_with_a_gateway() -> None:
     made = by_name(render(s := two((1, 1), (1, 1), **GATEWAY).snapshot(), make_plan(s)))
     assert made["Service", NAME]["spec"]["selector"] == {FRONT: NAME}

@@ -24,6 +24,7 @@ from pd_operator.core.placing import MAX_AVOIDED
 from pd_operator.core.revision import class_of
 from pd_operator.core.rollout import PATIENCE
 from pd_operator.core.scaling.law import DEFAULT
+from pd_operator.core.traffic import BOUND, LEAST, TICKS
 from pd_operator.core.weights import BAND
 from pd_operator.kube.reflector import ABSENT_RECHECK
 from pd_operator.settings import Settings
@@ -142,12 +143,14 @@ def test_placement_page_has_the_numbers_of_the_code() -> None:
 
 def test_front_door_page_has_the_numbers_of_the_code() -> None:
     text = " ".join((ROOT / "docs/front-door.md").read_text().split())
+    assert f"more than {BOUND} points off in {TICKS} looks in a row" in text and f"{TICKS} looks in a row that are" in text
+    assert f"every {TICK:.0f} s" in text and f"Less than {LEAST:g} requests per second" in text
     assert f"more than {BAND} points off" in text and f"at most {MAX_BACKENDS} slices" in text
     assert f"looks every {ABSENT_RECHECK:.0f} s" in text and ABSENT_RECHECK == RECHECK
     (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/front-door.md").read_text(), flags=re.S)
     spec = PDDeploymentSpec.model_validate({**MINIMAL, **yaml.safe_load(shown)["spec"]})
     assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
-    for reason in (Reason.MISSING_KIND, Reason.ROUTE_REFUSED, Reason.WEIGHTS_NOT_ENFORCEABLE):
+    for reason in (Reason.MISSING_KIND, Reason.ROUTE_REFUSED, Reason.WEIGHTS_NOT_ENFORCEABLE, Reason.UNEVEN_TRAFFIC):
         assert f", {reason} |" in text
 
 

@@ -25,6 +25,7 @@ from pd_operator.core.scaling.readings import Signal
 from pd_operator.core.scaling.record import parse, replay
 from pd_operator.core.snapshot import Snapshot
 from pd_operator.core.status import build_pool_status
+from pd_operator.core.traffic import TICKS
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.errors import Forbidden, NotLeading
 from pd_operator.kube.events import EventRecorder
@@ -198,6 +199,24 @@ def test_a_source_that_fails_changes_no_number_and_is_told(fault: str) -> None:
     world.pages.fault = ""
     world.tick(1, load(running=700.0, kv_tokens=700_000.0))
     assert world.server.scaled[-1] == ("demo", "chat-decode", 5)  # recovery needs no hand
+
+
+def test_uneven_traffic_is_told_after_enough_ticks_and_survives_a_restart() -> None:
+    world = World()
+    entry = world.roster.entries()[0]
+    world.roster._entries[entry.key] = replace(entry, should={"a": 50, "b": 50})
+    lopsided = replace(load(), requests={"a": Signal.of(9.0), "b": Signal.of(1.0)})
+    world.tick(TICKS - 1, lopsided)
+    told = world.roster.scaled(entry.key, entry.uid)
+    assert told is not None and told.uneven == "" and world.enqueued == [entry.key]
+    world.tick(1)
+    told = world.roster.scaled(entry.key, entry.uid)
+    assert told is not None and told.uneven.startswith("a got 90 % of the requests") and world.enqueued == [entry.key] * 2
+    world.roster._entries[entry.key] = replace(world.roster.entries()[0], uneven=told.uneven)  # as the next reconcile puts it
+    world.loop = world.new_loop()
+    world.tick(1, replace(load(), requests={"a": Signal.of(5.0), "b": Signal.of(5.0)}))
+    again = world.roster.scaled(entry.key, entry.uid)
+    assert again is not None and again.uneven == told.uneven  # one tick takes nothing back
 
 
 @pytest.mark.parametrize("mode", ["External", "Advisory"])

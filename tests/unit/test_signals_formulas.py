@@ -101,6 +101,7 @@ def test_mixed_versions_of_two_slices() -> None:
         ("old", 5.0, Quality.DERIVED),
     ]
     assert (found.request_rate.value, found.running.value, found.kv_capacity.value) == (8.0, 40.0, 16_000.0)
+    assert {name: s.value for name, s in found.requests.items()} == {SLICE: 4.0, "old": 4.0}
 
 
 def test_every_rank_counts() -> None:

@@ -70,6 +70,7 @@ class Reason(StrEnum):
     CAPACITY_UNOBSERVED = "CapacityUnobserved"
     PAIRING_NOT_ENFORCED = "PairingNotEnforced"
     ROUTE_REFUSED = "RouteRefused"
+    UNEVEN_TRAFFIC = "UnevenTraffic"
     READY = "Ready"
     STARTING = "Starting"
     UNSCHEDULABLE = "Unschedulable"
@@ -182,6 +183,11 @@ REASONS: Mapping[Reason, ReasonDoc] = {
         (Type.DEGRADED,),
         "A gateway's controller does not take the HTTPRoute, or cannot resolve it; Ready, which is about the slices, stays.",
         "Change what the message names, often the Gateway's listeners: their allowedRoutes and hostnames.",
+    ),
+    Reason.UNEVEN_TRAFFIC: ReasonDoc(
+        (Type.DEGRADED,),
+        "A slice gets another share of the requests than its weight in the HTTPRoute, or than its capacity behind a plain Service.",
+        "Look at the gateway; behind a plain Service set spec.gateway, or let clients open more connections.",
     ),
     Reason.READY: ReasonDoc((*_ROLES, Type.READY), "Everything that the condition covers works."),
     Reason.STARTING: ReasonDoc((*_ROLES, Type.PLACED), "Pods are starting."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pd_operator.api.scalars import seconds
@@ -16,6 +16,7 @@ from pd_operator.core.pools import Mode, bounds_of, gpus_of, mode_of
 from pd_operator.core.scaled import DEFAULT_LEAD, LeadTime, Missing, Scaled
 from pd_operator.core.scaling.bounds import Bounds, RoleBounds
 from pd_operator.core.snapshot import ROUTER, Snapshot
+from pd_operator.core.traffic import told
 from pd_operator.kube.store import Stores
 from pd_operator.signals.fleet import Deployment, Side, Target
 from pd_operator.upstream import catalog, vllm
@@ -34,6 +35,8 @@ class Entry:
     serving: frozenset[str]  # slices
     rollout: bool
     missing: Mapping[Role, Missing]  # replicas that cannot be
+    should: Mapping[str, int] = field(default_factory=dict)  # slice -> points of the requests that it should get
+    uneven: str = ""  # what status says of that
 
     @property
     def mode(self) -> Mode:
@@ -85,7 +88,9 @@ class Roster:
         engines = {role: [d[role].workload for d in snapshot.deployments().values() if role in d] for role in ROLES}
         rolling = any(w.updated < w.replicas for facts in engines.values() for w in facts if w)  # one role, inside its slices
         missing = {role: Missing(short[role], sum(_refused(w) for w in engines[role] if w)) for role in ROLES}
-        self._entries[key] = Entry(key, snapshot.uid, snapshot.spec, fronts, rolling or len(revisions) > 1, missing)
+        moving = rolling or len(revisions) > 1
+        should = plan.front.should
+        self._entries[key] = Entry(key, snapshot.uid, snapshot.spec, fronts, moving, missing, should, told(snapshot))
 
     def forget(self, key: Key) -> None:
         """Drop an object that is gone."""

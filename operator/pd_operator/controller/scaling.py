@@ -27,6 +27,7 @@ from pd_operator.core.scaling.decision import Decision
 from pd_operator.core.scaling.learned import Learned
 from pd_operator.core.scaling.record import make
 from pd_operator.core.scaling.shared import Budget, Share
+from pd_operator.core.traffic import Traffic, look
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.errors import ApiError, NotLeading
 from pd_operator.kube.events import EventRecorder
@@ -69,6 +70,7 @@ class _Known:
     learned: Learned
     lead: dict[Role, LeadTime]
     starts: dict[str, float] = field(default_factory=dict)  # uid of a pod -> seconds, as first seen
+    traffic: Traffic = field(default_factory=Traffic)
     told: dict[str, object] = field(default_factory=dict)  # the gist that a reconcile was asked for
 
     def see(self, pods: Sequence[PodFact]) -> None:
@@ -183,6 +185,8 @@ class ScalingLoop:
         namespace, name = entry.key
         pods = list(self._stores.pods.by_owner(namespace, name))
         known.see(pods)
+        weighted = entry.spec.gateway is not None
+        known.traffic = look(known.traffic, load.requests, entry.should, weighted, moving=entry.rollout)
         replicas = {
             role: replicas_of([p for p in pods if p.labels.get(ROLE) == role], entry.serving, pools[role], at, entry.missing[role])
             for role in ROLES
@@ -210,7 +214,9 @@ class ScalingLoop:
         except Exception:
             logger.exception("%s/%s is not scaled in this tick", *entry.key)
             return None
-        return _Ticked(entry, Scaled(now, record.decision, draft.unknown, dict(draft.known.lead), share.over))
+        return _Ticked(
+            entry, Scaled(now, record.decision, draft.unknown, dict(draft.known.lead), draft.known.traffic.uneven, share.over)
+        )
 
     async def _recall(self, entry: Entry, now: float) -> _Known:
         """What is known of it: in memory, else in the status of its PDPools (after a start, or a change of leader)."""
@@ -224,6 +230,7 @@ class ScalingLoop:
         told = {role: read_lead(str((status.get("learned") or {}).get("leadTime", ""))) for role, status in statuses.items()}
         lead = {role: found for role, found in told.items() if found is not None}
         known = self._known[entry.key] = _Known(entry.uid, restore(statuses, now), lead)
+        known.traffic = Traffic(entry.uneven)
         return known
 
     async def _scale(self, entry: Entry, decision: Decision, pools: Mapping[Role, int]) -> None:
@@ -256,7 +263,12 @@ class ScalingLoop:
 def _gist(scaled: Scaled, before: Mapping[str, object]) -> dict[str, object]:
     """What of a tick's result status tells; a learned number that moved little stands as it was told before."""
     decision = scaled.decision
-    told: dict[str, object] = {"bottleneck": decision.bottleneck, "unknown": bool(scaled.unknown), "over": bool(scaled.over)}
+    told: dict[str, object] = {
+        "bottleneck": decision.bottleneck,
+        "unknown": bool(scaled.unknown),
+        "over": bool(scaled.over),
+        "uneven": scaled.uneven,
+    }
     for role in ROLES:
         answer = decision.of(role)
         found = scaled.lead.get(role)

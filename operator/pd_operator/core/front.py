@@ -11,7 +11,7 @@ route's only backend while no slice serves (clients get the gateway's 503), and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pd_operator.core.compatibility import MAX_BACKENDS
@@ -19,7 +19,7 @@ from pd_operator.core.names import FRONT, ROLES, Role
 from pd_operator.core.observed import ParentFact, RouteFact
 from pd_operator.core.rollout import RolloutPlan, SlicePlan, State
 from pd_operator.core.snapshot import ROUTER, Snapshot
-from pd_operator.core.weights import TOTAL, capacity, weights
+from pd_operator.core.weights import TOTAL, capacity, shares, weights
 
 ROUTE: Final = "HTTPRoute"
 HTTPS: Final = 443
@@ -27,9 +27,10 @@ HTTPS: Final = 443
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """What stands behind a gateway. Without one there are no weights."""
+    """How requests are shared out. Without a gateway there are no weights."""
 
-    weights: Mapping[str, int]  # serving slice -> points of TOTAL
+    weights: Mapping[str, int]  # serving slice -> points of TOTAL in the route
+    should: Mapping[str, int] = field(default_factory=dict)  # serving slice -> points that it should get: its weight or its share
 
     def backends(self, service: str) -> tuple[tuple[str, int], ...]:
         """(Service, weight) in the order in which the route names them; `service` is the one of the front door."""
@@ -38,14 +39,15 @@ class Front:
 
 def plan_front(snapshot: Snapshot, rollout: RolloutPlan, totals: Mapping[Role, int]) -> Front:
     """Weights of the slices that answer now. The base is what status told before: the route may have been edited by others."""
-    if snapshot.spec.gateway is None:
-        return Front({})
     serving = [s for s in rollout.slices if answers(snapshot, s)]
     able = {s.name: _capacity(snapshot, s, totals) for s in serving}
+    if snapshot.spec.gateway is None:
+        return Front({}, shares(able))
     if len(able) > MAX_BACKENDS:  # both revisions of a rollout: the rest waits until the old one is gone
         order = [s.name for s in sorted(serving, key=lambda s: -able[s.name])]
         able = {name: able[name] for name in order[:MAX_BACKENDS]}
-    return Front(weights(able, told(snapshot)))
+    found = weights(able, told(snapshot))
+    return Front(found, found)
 
 
 def told(snapshot: Snapshot) -> dict[str, int]:

@@ -39,6 +39,7 @@ class Scaled:
     decision: Decision
     unknown: str = ""  # signals that are not known and why; "" when a decision rests on all of them
     lead: Mapping[Role, LeadTime] = field(default_factory=dict)
+    uneven: str = ""  # which slice gets another share of the requests than it should; core/traffic.py
     over: str = ""  # the budget that it shares, where minimums and pools that nobody may limit exceed it
 
 

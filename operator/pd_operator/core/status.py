@@ -19,6 +19,7 @@ from pd_operator.core.pool_status import pool_scaling
 from pd_operator.core.pools import gpus_of, mode_of
 from pd_operator.core.rollout import SlicePlan, State
 from pd_operator.core.snapshot import ROUTER, Snapshot
+from pd_operator.core.traffic import uneven
 
 NO_WORKLOAD = WorkloadFact()
 
@@ -101,6 +102,8 @@ def _degraded(snapshot: Snapshot, plan: Plan) -> Condition:
         return Condition(Type.DEGRADED, "True", Reason.PAIRING_NOT_ENFORCED, f"{'; '.join(plan.placing.strays)}: {remedy}")
     if why := refused(snapshot):
         return Condition(Type.DEGRADED, "True", Reason.ROUTE_REFUSED, why)
+    if why := uneven(snapshot):
+        return Condition(Type.DEGRADED, "True", Reason.UNEVEN_TRAFFIC, why)
     return Condition(Type.DEGRADED, "False", Reason.AS_EXPECTED)
 
 

@@ -29,7 +29,8 @@ def load(deployment: Deployment, groups: Mapping[GroupKey, Group]) -> Load:
     if strange := next((part.strange for part in parts if part.strange), ""):
         return nothing(strange, names)
     tokens = _mean_tokens(parts)
-    requests = _requests(parts)
+    offered = {part.name: _offered(part) for part in parts}
+    requests = total(list(offered.values()))
     return Load(
         prompt_rate=_as(_scaled(requests, tokens), parts, "prompt_rate"),
         request_rate=requests,
@@ -50,6 +51,7 @@ def load(deployment: Deployment, groups: Mapping[GroupKey, Group]) -> Load:
             SliceHandoff(part.name, part.handoff(), part.as_row("decode_starts", part.signal("decode", "first_tokens")))
             for part in parts
         ),
+        requests=offered,
     )
 
 
@@ -190,16 +192,13 @@ def _mean_tokens(parts: Sequence[_Slice]) -> Signal:
     return replace(ever, quality=Quality.DERIVED)
 
 
-def _requests(parts: Sequence[_Slice]) -> Signal:
-    """lam: what came to the routers; for routers that are not ours, what prefill ended and refused (late while a queue grows)."""
-    offered = []
-    for part in parts:
-        if "router" in part.sides and part.row("request_rate") is not None:
-            offered.append(part.as_row("request_rate", part.signal("router", "offered")))
-        else:
-            derived = total([part.signal("prefill", "prefills"), part.signal("prefill", "rejected")])
-            offered.append(replace(derived, quality=Quality.DERIVED))
-    return total(offered)
+def _offered(part: _Slice) -> Signal:
+    """lam of a slice: what came to its routers; for routers that are not ours, what prefill ended and refused (late while a queue
+    grows)."""
+    if "router" in part.sides and part.row("request_rate") is not None:
+        return part.as_row("request_rate", part.signal("router", "offered"))
+    derived = total([part.signal("prefill", "prefills"), part.signal("prefill", "rejected")])
+    return replace(derived, quality=Quality.DERIVED)
 
 
 def _queue(parts: Sequence[_Slice]) -> Signal:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pd_operator.core.scaling.readings import UNKNOWN, Readings, Replicas, Signal, SliceHandoff, State
@@ -28,10 +29,11 @@ class Load:
     ttft: Signal = UNKNOWN
     every_prefill_waiting: bool = False
     slices: tuple[SliceHandoff, ...] = ()
+    requests: Mapping[str, Signal] = field(default_factory=dict)  # slice -> requests per second; no decision of the law reads it
 
     def readings(self, prefill: Replicas, decode: Replicas, rollout: bool = False) -> Readings:
         """What a tick decides on: the load, and what the snapshot says of the replicas."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "requests"}
         return Readings(prefill=prefill, decode=decode, rollout=rollout, **values)
 
     def signals(self) -> dict[str, Signal]:
@@ -46,4 +48,4 @@ def nothing(why: str, slices: tuple[str, ...] = ()) -> Load:
     """A load of which nothing is known."""
     unknown: Any = Signal(State.UNKNOWN, source=why)
     handoffs = tuple(SliceHandoff(name, unknown, unknown) for name in slices)
-    return replace(Load(slices=handoffs), **dict.fromkeys(SIGNALS, unknown))
+    return replace(Load(slices=handoffs, requests=dict.fromkeys(slices, unknown)), **dict.fromkeys(SIGNALS, unknown))

@@ -22,6 +22,8 @@ from pd_operator import __version__
 from pd_operator.controller.budgets import budgets_of
 from pd_operator.controller.capacity import CapacityFeed
 from pd_operator.controller.decision_log import DecisionLog, new_source
+from pd_operator.controller.evidence import EvidenceLoop
+from pd_operator.controller.evidence_metrics import EvidenceMetrics
 from pd_operator.controller.health import Check, Health, LoopLag, Problem, over
 from pd_operator.controller.loop import Controller, Key
 from pd_operator.controller.object_metrics import ObjectMetrics, Shown
@@ -42,7 +44,7 @@ from pd_operator.kube.lease import LeaseElector, LeaseLost, LeaseTiming
 from pd_operator.kube.reflector import Reflector, Timing
 from pd_operator.kube.store import Stores
 from pd_operator.settings import Settings
-from pd_operator.signals.source import Source
+from pd_operator.signals.source import Both
 
 __all__ = ["Manager", "NoCluster", "ReconcileFactory", "Reconciler", "StartFailed", "run", "run_process"]
 
@@ -55,6 +57,7 @@ SYNC_WAIT = 120.0  # seconds for all first lists
 CANCEL_WAIT = 1.0  # seconds a cancelled task has to end
 LEFTOVERS_WAIT = 1.0  # seconds for tasks that are left when everything of ours has ended
 RESYNC_SPREAD = 30.0  # seconds over which the keys of a resync are spread
+PAGES_TICKS = 4  # between two looks at the evidence when a Prometheus answers by pod
 RESYNC_RETRY = 30.0  # seconds after a resync that could not list
 
 logger = logging.getLogger(__name__)
@@ -104,7 +107,8 @@ class Manager:
         self._failed: str = ""
         self.reflectors: list[Reflector[Any]] = []
         self.scaling: ScalingLoop | None = None
-        self.source: Source | None = None
+        self.evidence: EvidenceLoop | None = None
+        self.source: Both | None = None
         self.health = Health(
             settings.http_host, settings.http_port, live=self._live(), ready=self._ready(), expose=self.telemetry.expose
         )
@@ -220,6 +224,17 @@ class Manager:
         self.source = new_source(roster.fleet, self.settings)
         log = DecisionLog(self.settings.decision_log) if self.settings.decision_log else None
         self.telemetry.registry.register(ScalingMetrics(roster))
+        self.telemetry.registry.register(EvidenceMetrics(roster))
+        signals = self.settings.signals
+        self.evidence = EvidenceLoop(
+            client,
+            self.stores,
+            roster,
+            self.source,
+            is_leader=self.elector.is_leader,
+            enqueue=self._child_changed,
+            tick=signals.tick_seconds * (PAGES_TICKS if signals.source == "prometheus" else 1),
+        )
         return ScalingLoop(
             client,
             self.stores,
@@ -246,6 +261,8 @@ class Manager:
         if self.scaling is not None and self.source is not None:
             self._spawn("signals", self.source.run())
             self._spawn("scaling tick", self.scaling.run())
+        if self.evidence is not None:
+            self._spawn("evidence", self.evidence.run())
         self._spawn("resync", self._resync(client))
         registry = event_registry(client, self.streams, self.stores, self.queue.add)
         self._kopf = self._spawn("kopf", run_kopf(registry, self.settings.namespaces, self._stop_kopf, self._handle_signals))

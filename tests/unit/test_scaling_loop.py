@@ -286,9 +286,12 @@ def test_what_does_not_scale_leaves_the_roster(changes: dict[str, Any]) -> None:
     world = World()
     assert len(world.roster.entries()) == 1
     world.put(replace(serving(deep(SCALING, changes)), uid="uid-chat"))
-    assert world.roster.entries() == [] and world.roster.fleet() == ()
+    assert world.roster.entries() == []
+    assert [d.scales for d in world.roster.fleet()] == ([] if "suspend" in changes else [False])  # its evidence is watched
     world.tick(1, BUSY)
     assert world.server.scaled == []
+    world.put(replace(serving(deep(SCALING, {**changes, "verification": "Disabled"})), uid="uid-chat"))
+    assert world.roster.fleet() == () and world.roster.watched() == []
 
 
 def test_the_fleet_is_the_pages_of_the_serving_slices() -> None:

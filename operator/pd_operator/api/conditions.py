@@ -86,6 +86,11 @@ class Reason(StrEnum):
     NO_TRANSFER = "NoTransfer"
     TRANSFER_FAILED = "TransferFailed"
     SILENT_FALLBACK = "SilentFallback"
+    PAIR_LOST = "PairLost"
+    BROKEN_PATH = "BrokenPath"
+    LEASE_EXPIRED = "LeaseExpired"
+    REPLICA_NOT_TRANSFERRING = "ReplicaNotTransferring"
+    CACHE_DOWN = "CacheDown"
     REQUEST_FAILED = "RequestFailed"
     OUTPUT_DIFFERS = "OutputDiffers"
     VERSION_MISMATCH = "VersionMismatch"
@@ -189,6 +194,31 @@ REASONS: Mapping[Reason, ReasonDoc] = {
         "A slice gets another share of the requests than its weight in the HTTPRoute, or than its capacity behind a plain Service.",
         "Look at the gateway; behind a plain Service set spec.gateway, or let clients open more connections.",
     ),
+    Reason.PAIR_LOST: ReasonDoc(
+        (Type.DEGRADED,),
+        "A serving slice has no ready prefill, or no ready decode, for longer than a replacement takes: requests are refused.",
+        "Look at the condition that the message names, PrefillReady or DecodeReady.",
+    ),
+    Reason.BROKEN_PATH: ReasonDoc(
+        (Type.DEGRADED,),
+        "Handoffs wait on decode longer than the lease and nothing runs there, or an engine answers each request with an error.",
+        "Read the engine's log with the command in the message; queued work is not demand here, so nothing is scaled for it.",
+    ),
+    Reason.LEASE_EXPIRED: ReasonDoc(
+        (Type.DEGRADED,),
+        "Prefill freed prompts before decode had taken them, again and again; what is read after that may give a wrong answer.",
+        "More decode replicas, or a longer handoff.leaseDuration.",
+    ),
+    Reason.REPLICA_NOT_TRANSFERRING: ReasonDoc(
+        (Type.DEGRADED,),
+        "Transfers to one decode replica fail, or it receives nothing while others of its slice do.",
+        "Read its log with the command in the message; a new pod in its place gets a new connection.",
+    ),
+    Reason.CACHE_DOWN: ReasonDoc(
+        (Type.DEGRADED,),
+        "The LMCache server beside an engine does not answer; the engine serves without it.",
+        "Read its log with the command in the message.",
+    ),
     Reason.READY: ReasonDoc((*_ROLES, Type.READY), "Everything that the condition covers works."),
     Reason.STARTING: ReasonDoc((*_ROLES, Type.PLACED), "Pods are starting."),
     Reason.UNSCHEDULABLE: ReasonDoc(
@@ -235,7 +265,7 @@ REASONS: Mapping[Reason, ReasonDoc] = {
         "Look at decode's log for NIXL: side channel address, network policy, UCX devices.",
     ),
     Reason.SILENT_FALLBACK: ReasonDoc(
-        _HANDOFF,
+        (*_HANDOFF, Type.DEGRADED),
         "Every answer was 200, and decode had computed the prompts itself: prefill works for nothing.",
         "Look at what the message names: the router's view of prefill's pods, or the connector.",
     ),
@@ -246,7 +276,7 @@ REASONS: Mapping[Reason, ReasonDoc] = {
     ),
     Reason.OUTPUT_DIFFERS: ReasonDoc(
         _HANDOFF,
-        "The pair's answers at temperature 0 are not those of one engine alone: the state that arrives is not the one that was sent.",
+        "The pair's answers at temperature 0 are not those of one engine alone: what arrives is not what was sent.",
         "Use a combination of versions that docs/reference/compatibility.md calls tested.",
     ),
     Reason.VERSION_MISMATCH: ReasonDoc(

@@ -78,12 +78,35 @@ class ExcludedDomain(StatusModel):
     times: Count = Field(default=1, description="How often in a row; each time doubles the wait.")
 
 
-class HandoffStatus(StatusModel):
-    """What handoffs did."""
+class EvidenceFinding(StatusModel):
+    """Something that counters accuse; docs/evidence.md has the rules."""
 
-    fallback_requests: Counter | None = Field(default=None, description="Requests that decode had to recompute.")
-    expired: Counter | None = Field(default=None, description="Handoffs whose lease ended before decode took the state.")
-    last_verified: Instant | None = Field(default=None, description="When evidence last proved a handoff.")
+    reason: Annotated[str, Field(max_length=64)] = Field(description="A reason of the condition Degraded.")
+    subject: Name = Field(description="The pod, or the slice.")
+    slice: Name = Field(default="", description="The slice.")
+    since: Instant = Field(description="When its first sign was seen.")
+    message: Text = Field(default="", description="What was counted, and what to do next.")
+
+
+class HandoffStatus(StatusModel):
+    """What handoffs did, from the counters of the pods."""
+
+    fallback_requests: Counter | None = Field(
+        default=None,
+        description="Requests that decode had to recompute; told anew when it grew by a tenth. Metrics have it exactly.",
+    )
+    expired: Counter | None = Field(
+        default=None, description="Handoffs whose lease ended before decode took the state; told anew when it grew by a tenth."
+    )
+    last_verified: Instant | None = Field(
+        default=None, description="When counters last proved a handoff, to ten minutes; metrics have it exactly."
+    )
+    unverified: Annotated[list[Name], Field(max_length=64, json_schema_extra={"x-kubernetes-list-type": "set"})] = Field(
+        default_factory=list, description="Ready replicas of which no handoff was seen yet; at most 64 names."
+    )
+    findings: Annotated[list[EvidenceFinding], Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = (
+        Field(default_factory=list, description="What is wrong, the gravest first.")
+    )
 
 
 class Attainment(StatusModel):

@@ -9,7 +9,7 @@ from pd_operator.settings import Settings
 from pd_operator.signals.fleet import Fleet
 from pd_operator.signals.prometheus import Options, Prometheus
 from pd_operator.signals.scrape import PodScrape
-from pd_operator.signals.source import Source
+from pd_operator.signals.source import Both
 
 MAX_BYTES = 64 * 2**20  # of one file; a decision is about 3 KB
 BACKUPS = 1
@@ -29,7 +29,7 @@ class DecisionLog:
         self._handler.emit(logging.LogRecord("decisions", logging.INFO, "", 0, line, None, None))
 
 
-def new_source(fleet: Fleet, settings: Settings) -> Source:
+def new_source(fleet: Fleet, settings: Settings) -> Both:
     """The source of signals that the settings name.
 
     Raises:

@@ -202,6 +202,7 @@ class Reconciler:
             server_version=self._server_version,
             missing_kinds=self._stores.missing_kinds(namespace),
             scaled=self.roster.scaled((namespace, name), uid),
+            evidence=self.roster.evidence((namespace, name), uid),
             model=model,
         )
 

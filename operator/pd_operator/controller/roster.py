@@ -1,14 +1,16 @@
-"""Roster: the PDDeployments that scale, as the last reconcile of each saw them. A start reconciles every object."""
+"""Roster: the PDDeployments whose pods are read, as the last reconcile of each saw them: those that scale, and those whose evidence
+is watched. A start reconciles every object."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pd_operator.api.scalars import seconds
 from pd_operator.api.types import API_VERSION, PDDeploymentSpec
 from pd_operator.controller.loop import Key
+from pd_operator.core.evidence.watch import Evidence
 from pd_operator.core.names import COMPONENT, ROLE, ROLES, SLICE, Role
 from pd_operator.core.observed import PodFact, WorkloadFact
 from pd_operator.core.plan import Plan
@@ -19,15 +21,17 @@ from pd_operator.core.snapshot import ROUTER, Snapshot
 from pd_operator.core.traffic import told
 from pd_operator.kube.store import Stores
 from pd_operator.signals.fleet import Deployment, Side, Target
-from pd_operator.upstream import catalog, vllm
+from pd_operator.upstream import catalog, lmcache, vllm
 from pd_operator.upstream.flags import flag_of
 
+# Counters need no sample each 5 s: pages that only they are read from, and those of caches, are scraped in every third sweep.
+SELDOM = 3
 MAX_NUM_SEQS = 256  # vLLM's default for a server without a large GPU (vllm/engine/arg_utils.py); --max-num-seqs says otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One PDDeployment that scales."""
+    """One PDDeployment whose pods are read."""
 
     key: Key
     uid: str
@@ -37,6 +41,8 @@ class Entry:
     missing: Mapping[Role, Missing]  # replicas that cannot be
     should: Mapping[str, int] = field(default_factory=dict)  # slice -> points of the requests that it should get
     uneven: str = ""  # what status says of that
+    scales: bool = True
+    watched: bool = True  # its evidence is; not with verification Disabled
 
     @property
     def mode(self) -> Mode:
@@ -74,12 +80,20 @@ class Roster:
         self.budgets: dict[str, tuple[int, int]] = {}
         self._entries: dict[Key, Entry] = {}
         self._scaled: dict[Key, tuple[str, Scaled]] = {}  # (uid, result)
+        self._evidence: dict[Key, tuple[str, Evidence]] = {}
 
     def put(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Take what a reconcile saw. One that is refused, suspended or static does not scale."""
+        """Take what a reconcile saw. One that is suspended is not read; one that is refused does not scale, and what serves of it
+        is watched as before."""
         key = snapshot.namespace, snapshot.name
         self._holders[key] = _holder(key, snapshot, plan, self._holders.get(key))
-        if plan.refusal is not None or snapshot.spec.scaling is None or snapshot.spec.suspend:
+        scales, watched = snapshot.spec.scaling is not None, snapshot.spec.verification != "Disabled"
+        if plan.refusal is not None:
+            old = self._entries.pop(key, None)
+            if old is not None and old.watched and old.uid == snapshot.uid:
+                self._entries[key] = replace(old, scales=False)
+            return
+        if snapshot.spec.suspend or not (scales or watched):
             self._entries.pop(key, None)
             return
         fronts = frozenset(s.name for s in plan.rollout.slices if s.front)
@@ -89,17 +103,25 @@ class Roster:
         rolling = any(w.updated < w.replicas for facts in engines.values() for w in facts if w)  # one role, inside its slices
         missing = {role: Missing(short[role], sum(_refused(w) for w in engines[role] if w)) for role in ROLES}
         moving = rolling or len(revisions) > 1
-        should = plan.front.should
-        self._entries[key] = Entry(key, snapshot.uid, snapshot.spec, fronts, moving, missing, should, told(snapshot))
+        shares = (plan.front.should, told(snapshot))
+        self._entries[key] = Entry(key, snapshot.uid, snapshot.spec, fronts, moving, missing, *shares, scales, watched)
 
     def forget(self, key: Key) -> None:
         """Drop an object that is gone."""
         self._entries.pop(key, None)
         self._scaled.pop(key, None)
         self._holders.pop(key, None)
+        self._evidence.pop(key, None)
 
     def entries(self) -> list[Entry]:
         """All that scale, by key."""
+        return [entry for entry in self._all() if entry.scales]
+
+    def watched(self) -> list[Entry]:
+        """All whose evidence is watched, by key."""
+        return [entry for entry in self._all() if entry.watched]
+
+    def _all(self) -> list[Entry]:
         return [self._entries[key] for key in sorted(self._entries)]
 
     def holders(self) -> list[Holder]:
@@ -116,15 +138,27 @@ class Roster:
         if entry.key in self._entries:
             self._scaled[entry.key] = (entry.uid, scaled)
 
+    def evidence(self, key: Key, uid: str) -> Evidence | None:
+        """What the last look found for exactly this object."""
+        owner, found = self._evidence.get(key, ("", None))
+        return found if owner == uid else None
+
+    def saw(self, entry: Entry, evidence: Evidence) -> None:
+        """Keep what a look found, unless the object went meanwhile."""
+        if entry.key in self._entries:
+            self._evidence[entry.key] = (entry.uid, evidence)
+
     def fleet(self) -> tuple[Deployment, ...]:
-        """The pages to read: engines and routers of the serving slices of every entry."""
-        return tuple(self._deployment(entry) for entry in self.entries())
+        """The pages to read: engines, routers and LMCache servers of the serving slices of every entry."""
+        return tuple(self._deployment(entry) for entry in self._all())
 
     def _deployment(self, entry: Entry) -> Deployment:
         namespace, name = entry.key
-        targets = [t for pod in self._stores.pods.by_owner(namespace, name) if (t := _target(entry, pod)) is not None]
+        pods = self._stores.pods.by_owner(namespace, name)
+        targets = [t for pod in pods for t in (_target(entry, pod), _cache_target(entry, pod)) if t is not None]
         percentile = entry.spec.slo.percentile if entry.spec.slo else 95
-        return Deployment(namespace, name, tuple(sorted(targets, key=lambda t: t.pod)), percentile)
+        ordered = tuple(sorted(targets, key=lambda t: (t.pod, t.side)))
+        return Deployment(namespace, name, ordered, percentile, entry.scales)
 
 
 def _holder(key: Key, snapshot: Snapshot, plan: Plan, before: Holder | None) -> Holder:
@@ -154,10 +188,28 @@ def _target(entry: Entry, pod: PodFact) -> Target | None:
     program = entry.spec.engine.type if part in ROLES else entry.spec.router.type
     version = entry.spec.engine.version if part in ROLES else catalog.router_version(entry.spec)
     port = vllm.PORT if part in ROLES else catalog.router(entry.spec).METRICS_PORT
+    return _page(entry, pod, sides[part], port, (program, version), 1 if entry.scales else SELDOM)
+
+
+def _cache_target(entry: Entry, pod: PodFact) -> Target | None:
+    """The page of the LMCache server beside an engine; nothing scales by it."""
+    mine = entry.spec.lmcache is not None and pod.labels.get(ROLE, "") in ROLES and pod.labels.get(SLICE, "") in entry.serving
+    if not mine or entry.spec.lmcache is None or not entry.watched or not pod.ip:
+        return None
+    return _page(entry, pod, "cache", lmcache.HTTP_PORT, ("lmcache", entry.spec.lmcache.version), SELDOM)
+
+
+def _page(entry: Entry, pod: PodFact, side: Side, port: int, program: tuple[str, str], every: int) -> Target:
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-    url = f"http://{host}:{port}/metrics"
-    ready = pod.ready and not pod.deleting
-    return Target(entry.key[0], entry.key[1], slice_, sides[part], pod.name, pod.uid, url, program, version, ready)
+    container = {"router": ROUTER, "cache": "lmcache"}.get(side, "engine")
+    return Target(
+        entry.key[0], entry.key[1], pod.labels.get(SLICE, ""), side, pod.name, pod.uid, f"http://{host}:{port}/metrics", *program,
+        ready=pod.ready and not pod.deleting,
+        deleting=pod.deleting,
+        running=next((c.ready for c in pod.containers if c.name == container), None),
+        created=pod.created.timestamp() if pod.created else 0.0,
+        every=every,
+    )  # fmt: skip
 
 
 def bounds(entry: Entry, lead: Mapping[Role, LeadTime], tick: float) -> Bounds:

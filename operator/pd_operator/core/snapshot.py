@@ -10,6 +10,7 @@ from typing import Any, Final
 from pd_operator.api.types import PDDeploymentSpec
 from pd_operator.core.capabilities import Refusal, Upstream
 from pd_operator.core.compatibility_model import Model
+from pd_operator.core.evidence.watch import Evidence
 from pd_operator.core.ledger import Room
 from pd_operator.core.names import COMPONENT, REVISION, ROLE, SLICE, Role
 from pd_operator.core.observed import ChildFact, PodFact
@@ -76,6 +77,7 @@ class Snapshot:
     room: Room | None = None  # None: this install must not read nodes
     unseen: str = ""  # why node capacity says nothing about these pods; "" when it does
     scaled: Scaled | None = None  # what the last scaling tick decided
+    evidence: Evidence | None = None  # what the last look at the counters found; None: none was made yet
     model: Model | Refusal | None = None  # spec.model.configMapRef, or why it cannot be read; None: there is none, or it is missing
 
     def deployments(self) -> dict[str, dict[str, ChildFact]]:

@@ -9,6 +9,7 @@ from typing import Any
 from pd_operator.api.conditions import Condition, Reason, Type, merge
 from pd_operator.core import diagnosis
 from pd_operator.core.capabilities import Refusal
+from pd_operator.core.evidence import told
 from pd_operator.core.exclusions import record
 from pd_operator.core.front import answers, refused, unanswered, url
 from pd_operator.core.names import DEPLOYMENT, ROLE, ROLES, Role
@@ -40,6 +41,8 @@ def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
         "slices": [_slice_status(snapshot, plan, s) for s in plan.rollout.slices],
         "conditions": merge(snapshot.status.get("conditions", []), conditions, snapshot.generation, snapshot.now),
     }
+    if handoff := told.handoff(snapshot.evidence, snapshot.status):
+        status["handoff"] = handoff
     if plan.placing.excluded:  # absent and not empty without placement: what is not asked for is not shown
         status["excludedDomains"] = record(plan.placing.excluded)
     elif plan.refusal is not None and snapshot.status.get("excludedDomains"):
@@ -97,14 +100,15 @@ def _conditions(snapshot: Snapshot, plan: Plan) -> list[Condition]:
 
 
 def _degraded(snapshot: Snapshot, plan: Plan) -> Condition:
+    others: list[tuple[Reason, str]] = []
     if plan.placing.strays:
         remedy = "restore the label of the nodes, or set a new rollout.restartID to place everything anew"
-        return Condition(Type.DEGRADED, "True", Reason.PAIRING_NOT_ENFORCED, f"{'; '.join(plan.placing.strays)}: {remedy}")
+        others.append((Reason.PAIRING_NOT_ENFORCED, f"{'; '.join(plan.placing.strays)}: {remedy}"))
     if why := refused(snapshot):
-        return Condition(Type.DEGRADED, "True", Reason.ROUTE_REFUSED, why)
+        others.append((Reason.ROUTE_REFUSED, why))
     if why := uneven(snapshot):
-        return Condition(Type.DEGRADED, "True", Reason.UNEVEN_TRAFFIC, why)
-    return Condition(Type.DEGRADED, "False", Reason.AS_EXPECTED)
+        others.append((Reason.UNEVEN_TRAFFIC, why))
+    return told.degraded(snapshot.evidence, snapshot.status, others)
 
 
 def _accepted(plan: Plan) -> Condition:
@@ -225,7 +229,7 @@ def _role_status(snapshot: Snapshot, plan: Plan, role: Role) -> dict[str, Any]:
         "replicas": replicas,
         "readyReplicas": ready,
         "updatedReplicas": current.updated,
-        "verifiedReplicas": 0,
+        "verifiedReplicas": min(told.verified(snapshot.evidence, snapshot.status, role), ready),
         "gpus": replicas * gpus_of(snapshot.spec, role),
     }
 

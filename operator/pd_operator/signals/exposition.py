@@ -45,16 +45,16 @@ class Reader:
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self._by_name: dict[str, tuple[str, Series, int]] = {
-            name: (key, series, part if series.added else 0)
-            for key, series in table.series.items()
-            for part, name in enumerate(series.names)
-        }
+        # One family may be of several series, each with labels of its own.
+        self._by_name: dict[str, list[tuple[str, Series, int]]] = {}
+        for key, series in table.series.items():
+            for part, name in enumerate(series.names):
+                self._by_name.setdefault(name, []).append((key, series, part if series.added else 0))
         # Longest first: a name may begin with another one.
         names = sorted(self._by_name, key=len, reverse=True)
         alternatives = b"|".join(re.escape(name.encode()) for name in names)
         self._lines = re.compile(rb"\n((?:" + alternatives + rb")[{ \t][^\n]*)")
-        self._heads: dict[bytes, tuple[Slot, int] | None] = {}
+        self._heads: dict[bytes, tuple[tuple[Slot, int], ...]] = {}
         self._slots: WeakValueDictionary[tuple[str, int, tuple[tuple[str, str], ...]], Slot] = WeakValueDictionary()
 
     def read(self, page: bytes) -> dict[Slot, float]:
@@ -68,44 +68,51 @@ class Reader:
                 known = heads[head]
             except KeyError:
                 known = self._remember(head)
-            if known is None:
+            if not known:
                 continue
-            slot, order = known
             try:
                 value = float(text)
             except ValueError:
                 value = math.nan
-            old = chosen.get(slot)
-            # The newest spelling of a name counts; of copies the greatest, NaN above all, so that none hides it.
-            if old is None or order < old:
-                found[slot], chosen[slot] = value, order
-            elif order == old and not math.isnan(found[slot]) and not value <= found[slot]:
-                found[slot] = value
+            for slot, order in known:
+                old = chosen.get(slot)
+                # The newest spelling of a name counts; of copies the greatest, NaN above all, so that none hides it.
+                if old is None or order < old:
+                    found[slot], chosen[slot] = value, order
+                elif order == old and not math.isnan(found[slot]) and not value <= found[slot]:
+                    found[slot] = value
         return found
 
-    def _remember(self, head: bytes) -> tuple[Slot, int] | None:
+    def _remember(self, head: bytes) -> tuple[tuple[Slot, int], ...]:
         if len(self._heads) >= REMEMBERED:
             self._heads.clear()
         found = self._heads[head] = self._parse(head)
         return found
 
-    def _parse(self, head: bytes) -> tuple[Slot, int] | None:
-        """The slot of a line and the place of its name among the spellings; None when the table does not want it."""
+    def _parse(self, head: bytes) -> tuple[tuple[Slot, int], ...]:
+        """The slots of a line, each with the place of its name among the spellings; none when the table does not want it."""
         name, _, rest = head.decode("utf-8", "replace").partition("{")
-        entry = self._by_name.get(name.strip())
         pairs = parse_labels(rest[:-1] if rest else "")
-        if entry is None or pairs is None:
-            return None
-        key, series, part = entry
-        if any(pairs.get(label) not in values for label, values in series.match.items()):
-            return None
+        if pairs is None:
+            return ()
+        wanted = [
+            (key, series, part)
+            for key, series, part in self._by_name.get(name.strip(), ())
+            if all(pairs.get(label) in values for label, values in series.match.items())
+        ]
         identity = tuple(sorted((k, v) for k, v in pairs.items() if k not in labels.COPIES))
+        return tuple(
+            (self._slot(key, series, part, identity, pairs), 0 if series.added else series.names.index(name.strip()))
+            for key, series, part in wanted
+        )
+
+    def _slot(self, key: str, series: Series, part: int, identity: tuple[tuple[str, str], ...], pairs: Mapping[str, str]) -> Slot:
         slot = self._slots.get((key, part, identity))
         if slot is None:
             rank = next((pairs[label] for label in labels.RANKS if label in pairs), "")
             slot = Slot(key, series.kind, rank, _number(pairs.get("le")), info_number(series, pairs))
             self._slots[key, part, identity] = slot
-        return slot, 0 if series.added else series.names.index(name.strip())
+        return slot
 
 
 def _cut(line: bytes) -> tuple[bytes, bytes]:

@@ -28,6 +28,10 @@ class Target:
     program: str  # vllm, smg, vllm-router, lmcache
     version: str
     ready: bool = True
+    deleting: bool = False
+    running: bool | None = None  # whether the kubelet says that its container is ready
+    created: float = 0.0  # the pod, seconds since 1970
+    every: int = 1  # it is scraped in each so many sweeps
 
     @property
     def key(self) -> Key:
@@ -43,6 +47,7 @@ class Deployment:
     name: str
     targets: tuple[Target, ...]
     percentile: int = 95  # of slo.percentile, for `ttft`
+    scales: bool = True  # whether its load is wanted; the counters of its pods always are
 
     @property
     def key(self) -> Key:

@@ -21,11 +21,13 @@ from prometheus_api_client import PrometheusConnect
 from prometheus_api_client.exceptions import PrometheusApiClientException
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
+from pd_operator.core.evidence.counters import Counters
 from pd_operator.signals.answers import PODS, Answers, Query, Reader, Row, queries
 from pd_operator.signals.fleet import Fleet, Key
 from pd_operator.signals.formulas import load
 from pd_operator.signals.http import BoundedSession
 from pd_operator.signals.load import Load
+from pd_operator.signals.pages import page_queries, pages_of
 from pd_operator.signals.roll import Roll
 from pd_operator.upstream import signals_labels as labels
 from pd_operator.upstream.signals_promql import FRESH, WINDOW, Expressions
@@ -69,6 +71,9 @@ class Prometheus:
         self._roll = Roll(options.fresh)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prometheus")
         self._last: asyncio.Future[Answers] | None = None
+        # Counters of pods are asked for in a thread of their own: a slow answer must not hold up a scaling tick.
+        self._pages_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prometheus-pages")
+        self._last_pages: asyncio.Future[Answers] | None = None
 
     async def run(self) -> None:
         """Nothing goes on between reads."""
@@ -76,7 +81,8 @@ class Prometheus:
 
     async def close(self) -> None:
         """Let the thread end; a query in flight ends by its own time limit."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._pages_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, now: float) -> Mapping[Key, Load]:
         """See Source. Takes at most the deadline, and a second for the rest."""
@@ -87,15 +93,31 @@ class Prometheus:
         for name, why in answers.failures.items():
             LOG.info("query %s to %s: %s", name, self._options.url, why)
         reader = Reader(asked, answers, self._roll, f"Prometheus {self._options.url}")
-        return {deployment.key: load(deployment, reader.groups(deployment)) for deployment in fleet}
+        return {deployment.key: load(deployment, reader.groups(deployment)) for deployment in fleet if deployment.scales}
+
+    async def counters(self, now: float) -> Mapping[Key, tuple[Counters, ...]]:
+        """See Pages. Takes at most the deadline, and a second for the rest."""
+        fleet = self._fleet()
+        asked = page_queries(self._expressions)
+        if self._last_pages is not None and not self._last_pages.done():
+            answers = Answers(failures={q.name: "the queries of the last look still run" for q in asked})
+        else:
+            self._last_pages = asyncio.get_running_loop().run_in_executor(self._pages_thread, self._ask, asked)
+            answers = await self._waited(self._last_pages, asked)
+        for name, why in answers.failures.items():
+            LOG.info("query %s of each pod to %s: %s", name, self._options.url, why)
+        return pages_of(fleet, asked, answers)
 
     async def _answers(self, asked: Sequence[Query]) -> Answers:
         if self._last is not None and not self._last.done():
             return Answers(failures={q.name: "the queries of the last tick still run" for q in asked})
         self._last = asyncio.get_running_loop().run_in_executor(self._thread, self._ask, asked)
+        return await self._waited(self._last, asked)
+
+    async def _waited(self, answers: asyncio.Future[Answers], asked: Sequence[Query]) -> Answers:
         limit = self._options.deadline + 1
         try:
-            return await asyncio.wait_for(asyncio.shield(self._last), limit)
+            return await asyncio.wait_for(asyncio.shield(answers), limit)
         except TimeoutError:
             return Answers(failures={q.name: f"no answer within {limit:g} s" for q in asked})
 

@@ -15,11 +15,13 @@ from typing import Final
 
 import aiohttp
 
+from pd_operator.core.evidence.counters import Counters
 from pd_operator.signals import exposition
 from pd_operator.signals.fleet import Deployment, Fleet, Key, Target
 from pd_operator.signals.formulas import load
 from pd_operator.signals.group import GroupKey, from_windows, group_key
 from pd_operator.signals.load import Load, nothing
+from pd_operator.signals.tally import of_window
 from pd_operator.signals.window import Columns, Window
 
 LOG = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class PodScrape:
         self._healthy = asyncio.Semaphore(AT_ONCE)
         self._suspects = asyncio.Semaphore(SUSPECTS_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
+        self._sweeps = 0
 
     async def run(self) -> None:
         """A sweep every period until cancelled; one that takes longer does not hold up the next, its pods just sit that one out."""
@@ -96,31 +99,42 @@ class PodScrape:
             self._session = None
 
     async def sweep(self) -> None:
-        """Scrape every target of the fleet once. Pods that are no longer in it are forgotten."""
+        """Scrape every target of the fleet whose turn it is. Pods that are no longer in it are forgotten."""
+        self._sweeps += 1
         wanted = {_identity(t): t for d in self._within()[0] for t in d.targets}
         for gone in self._states.keys() - wanted.keys():
             del self._states[gone]
-        await asyncio.gather(*(self._scrape(identity, target) for identity, target in wanted.items()))
+        due = [(i, t) for i, t in wanted.items() if self._sweeps % t.every == 0 or i not in self._states]
+        await asyncio.gather(*(self._scrape(identity, target) for identity, target in due))
 
     async def read(self, now: float) -> Mapping[Key, Load]:
         """See Source. Uses the samples that are there and asks nobody."""
         inside, outside = self._within()
-        found = {deployment.key: self._load(deployment, now) for deployment in inside}
+        found = {deployment.key: self._load(deployment, now) for deployment in inside if deployment.scales}
         if outside:
             pods = sum(len(d.targets) for d in (*inside, *outside))
             why = f"podScrape reads {self._max_pods} pages at most and there are {pods}: set signals.source to prometheus"
-            found |= {d.key: nothing(why, tuple(sorted({t.slice for t in d.targets}))) for d in outside}
+            found |= {d.key: nothing(why, tuple(sorted({t.slice for t in d.targets}))) for d in outside if d.scales}
         return found
 
+    async def counters(self, now: float) -> Mapping[Key, tuple[Counters, ...]]:
+        """See Pages. Uses the samples that are there and asks nobody; deployments beyond the limit are not in it."""
+        return {deployment.key: tuple(self._counters(t, now) for t in deployment.targets) for deployment in self._within()[0]}
+
+    def _counters(self, target: Target, now: float) -> Counters:
+        state = self._states.get(_identity(target), _State())
+        return of_window(target, state.window, state.failure, now)
+
     def _within(self) -> tuple[list[Deployment], list[Deployment]]:
-        """The deployments, in the order of their names, that fit into the limit, and the others."""
+        """The deployments that fit into the limit, and the others: those that scale first, in the order of their names."""
         inside: list[Deployment] = []
         outside: list[Deployment] = []
-        used = 0
-        for deployment in sorted(self._fleet(), key=lambda d: d.key):
-            fits = used + len(deployment.targets) <= self._max_pods
+        used = 0.0
+        for deployment in sorted(self._fleet(), key=lambda d: (not d.scales, d.key)):
+            cost = sum(1 / target.every for target in deployment.targets)
+            fits = used + cost <= self._max_pods
             (inside if fits else outside).append(deployment)
-            used += len(deployment.targets) if fits else 0
+            used += cost if fits else 0.0
         return inside, outside
 
     def _load(self, deployment: Deployment, now: float) -> Load:
@@ -143,7 +157,8 @@ class PodScrape:
             values = reader.read(page)
             if state.window is None:
                 columns = self._columns.setdefault((target.program, target.version), Columns())
-                state.window = Window(reader.table, columns, self._window, self._period)
+                state.window = Window(reader.table, columns, self._window, self._period * target.every)
+            state.window.period = self._period * target.every
             state.window.add(taken, values)
             state.failure = ""
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:

@@ -56,6 +56,8 @@ class Window:
         self.seconds = seconds
         self.period = period
         self.points: deque[Point] = deque()
+        self._rated = frozenset(q.series for q in table.quantities)
+        self._values: Mapping[Slot, float] = {}
         self._last: dict[Slot, float] = {}
         self._grown: array[float] = array("d")
 
@@ -70,8 +72,9 @@ class Window:
             if not _possible(slot, value):
                 bad.add(slot.series)
             sums[slot.series] = sums.get(slot.series, 0.0) + number
-            if slot.kind is Kind.COUNTER:
+            if slot.kind is Kind.COUNTER and slot.series in self._rated:
                 self._grow(slot, value)
+        self._values = values
         self.points.append(Point(time, sums, self._shares(values), frozenset(bad), array("d", self._grown)))
         # One point older than the window stays, so that the window is covered in full.
         while len(self.points) > 2 and self.points[1].time <= time - self.seconds:
@@ -137,6 +140,20 @@ class Window:
             for bound, place in self.columns.of(series)
             if place < len(newest)
         ]
+
+    def tally(self, quantity: Quantity) -> float | dict[float, float] | None:
+        """What the newest page says of a number of this pod alone, as it stands there; a QUANTILE's is by upper bound. None when
+        it does not say it."""
+        newest, series = self.points[-1], self.table.series[quantity.series]
+        if quantity.series in newest.bad:
+            return None
+        if quantity.how is not How.QUANTILE:
+            return newest.sums.get(quantity.series, 0.0 if series.optional else None)
+        found: dict[float, float] = {}
+        for slot, value in self._values.items():
+            if slot.series == quantity.series and slot.bound is not None:
+                found[slot.bound] = found.get(slot.bound, 0.0) + value
+        return found or None
 
     def buckets(self, quantity: Quantity) -> dict[float, float]:
         """How many observations came in the window, by upper bound, cumulative as Prometheus' buckets are."""

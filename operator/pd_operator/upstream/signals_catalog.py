@@ -26,12 +26,13 @@ def table(program: str, version: str) -> Table | None:
     return make(version) if make else None
 
 
-def union(programs: tuple[str, ...] = TICK) -> list[tuple[Quantity, list[Table]]]:
-    """Every quantity once, with the newest table of each program that has it: a query spans programs and versions."""
+def union(programs: tuple[str, ...] = TICK, evidence: bool = False) -> list[tuple[Quantity, list[Table]]]:
+    """Every quantity (or, with `evidence`, every number of a pod) once, with the newest table of each program that has it: a query
+    spans programs and versions."""
     found: dict[str, tuple[Quantity, list[Table]]] = {}
     for program in programs:
         newest = PROGRAMS[program]("")
-        for quantity in newest.quantities:
+        for quantity in newest.evidence if evidence else newest.quantities:
             found.setdefault(quantity.name, (quantity, []))[1].append(newest)
     return list(found.values())
 

@@ -59,6 +59,12 @@ class Expressions:
             return f"min by ({_GROUP}) (sum by ({_GROUP}, {labels.POD}) ({either}))"
         return f"sum by ({_GROUP}) ({either})"
 
+    def by_pod(self, quantity: Quantity, tables: Sequence[Table]) -> str:
+        """A number of each pod by itself, for core/evidence: the newest one, of counters since the start of the process."""
+        series = [t.series[q.series] for t in tables for q in t.evidence if q.name == quantity.name]
+        bucket = ", le" if quantity.how is How.QUANTILE else ""
+        return f"sum by ({_GROUP}, {labels.POD}{bucket}) ({self._either(quantity, series, 'fresh')})"
+
     def _share(self, quantity: Quantity, gauge: Series, info: Series) -> str:
         """Gauge times 1, carrying the info's labels over, matched by pod and rank.
 

@@ -17,11 +17,43 @@ SERIES: Final = {
     "offered": Series(Kind.COUNTER, ("smg_http_requests_total",), {"path": PATHS}, optional=True),
     # Two places where a request waits, one after the other: at the door, and for a prefill worker. Both appear at first use.
     "queue": Series(Kind.GAUGE, ("smg_admission_queue_depth", "smg_pd_prefill_admission_queued"), added=True, optional=True),
+    # Both places refuse in two ways: no room, and a wait that was too long. Each appears with its first event.
+    "refused": Series(
+        *(Kind.COUNTER, ("smg_admission_queue_rejected_total", "smg_pd_prefill_admission_rejections_total")),
+        {"reason": ("full", "queue_full")},
+        added=True,
+        optional=True,
+    ),
+    "timed_out": Series(
+        *(Kind.COUNTER, ("smg_admission_queue_rejected_total", "smg_pd_prefill_admission_rejections_total")),
+        {"reason": ("timeout", "queue_timeout")},
+        added=True,
+        optional=True,
+    ),
+    # A role without a healthy engine: 503 with Retry-After 1 (measured).
+    "unavailable": Series(
+        Kind.COUNTER, ("smg_http_responses_total",), {"error_code": ("no_available_workers",), "path": PATHS}, optional=True
+    ),
+    # All of its 5xx, those above among them: a prefill queue's refusal is a 429, the door's time-out a 503 (measured).
+    "failed": Series(
+        Kind.COUNTER, ("smg_http_responses_total",), {"status_code": ("500", "502", "503", "504"), "path": PATHS}, optional=True
+    ),
+    # Its decision, no proof: `nixl` is counted for requests of which nothing is handed over (n > 1; measured).
+    "not_handed": Series(Kind.COUNTER, ("smg_pd_kv_connector_mode_total",), {"mode": ("passthrough",)}, optional=True),
 }
 
 QUANTITIES: Final = (
     Quantity("offered", How.RATE, "offered", "router"),
     Quantity("queue", How.SUM, "queue", "router"),
+)
+
+EVIDENCE: Final = (
+    Quantity("offered", How.TOTAL, "offered", "router"),
+    Quantity("rejected", How.TOTAL, "refused", "router"),
+    Quantity("timed_out", How.TOTAL, "timed_out", "router"),
+    Quantity("unavailable", How.TOTAL, "unavailable", "router"),
+    Quantity("failed", How.TOTAL, "failed", "router"),
+    Quantity("not_handed", How.TOTAL, "not_handed", "router"),
 )
 
 ROWS: Final = (
@@ -33,4 +65,4 @@ ROWS: Final = (
 def table(version: str) -> Table:
     """The table; no version is known to differ."""
     del version
-    return Table("smg", SERIES, QUANTITIES, ROWS, "measured with smg 1.13.0")
+    return Table("smg", SERIES, QUANTITIES, ROWS, "measured with smg 1.13.0", EVIDENCE)

@@ -1,8 +1,8 @@
 """Tables of signals: which series of a program at a version say what, and how exactly. Types only; one file a program beside this.
 
 A *series* is a family in the page of /metrics. A *quantity* is one number of a group (one role of one slice, or its router) made
-of one series: `signals/` makes it from scrapes, `signals_promql` says it in PromQL, and the same formulas (`signals/formulas`)
-make signals of both. A *row* says for each signal of core/scaling whether a program gives it.
+of one series, or, as `evidence`, of one pod: `signals/` makes it from scrapes, `signals_promql` says it in PromQL, and the same
+formulas (`signals/formulas`) make signals of both. A *row* says for each signal of core/scaling whether a program gives it.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ class Table:
     quantities: tuple[Quantity, ...]
     rows: tuple[Row, ...]
     source: str
+    # Numbers of each pod by itself, for core/evidence: TOTAL and SUM are one number, QUANTILE the counts by upper bound.
+    evidence: tuple[Quantity, ...] = ()
 
     def row(self, signal: str) -> Row | None:
         """The row of a signal."""

@@ -12,6 +12,13 @@ from packaging.version import InvalidVersion, Version
 from pd_operator.upstream.signals_table import How, Kind, Quality, Quantity, Row, Series, Table
 
 FETCH_STAGES: Final = Version("0.32.0")  # vllm:num_requests_kv_fetch_by_stage came with it; absent in 0.31.0
+LATE_READS: Final = Version("0.32.0")  # vllm:nixl_num_notifications_after_expiry came with it
+# A request of which decode computed more prompt tokens than this was not handed over. Less is no fallback: for Mamba and
+# multi-token prediction decode computes the last tokens again (nixl/base_scheduler.py, _prefill_backoff).
+FALLBACK_TOKENS: Final = 10
+
+# Paths whose answers are generated.
+PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
 SERIES: Final = {
     "running": Series(Kind.GAUGE, ("vllm:num_requests_running",)),
@@ -38,6 +45,29 @@ SERIES: Final = {
     "output_tokens": Series(Kind.COUNTER, ("vllm:request_generation_tokens_sum",)),
     # Came with --max-num-queued-reqs; before it nothing is rejected by the engine.
     "rejected": Series(Kind.COUNTER, ("vllm:admission_rejections_total",), optional=True),
+    # Evidence of a handoff (nixl/stats.py). Decode pulls, so transfers and their failures are counted there; expiry on prefill.
+    "received": Series(Kind.COUNTER, ("vllm:prompt_tokens_by_source_total",), {"source": ("external_kv_transfer",)}),
+    "transfers": Series(Kind.COUNTER, ("vllm:nixl_bytes_transferred_count",)),
+    "transferred_bytes": Series(Kind.COUNTER, ("vllm:nixl_bytes_transferred_sum",)),
+    "failed_transfers": Series(Kind.COUNTER, ("vllm:nixl_num_failed_transfers_total",)),
+    "expired": Series(Kind.COUNTER, ("vllm:nixl_num_kv_expired_reqs_total",)),
+    "read_late": Series(Kind.COUNTER, ("vllm:nixl_num_notifications_after_expiry_total",)),
+    "computed_requests": Series(Kind.COUNTER, ("vllm:request_prefill_kv_computed_tokens_count",)),
+    "handed_requests": Series(
+        Kind.COUNTER,
+        ("vllm:request_prefill_kv_computed_tokens_bucket",),
+        {"le": (f"{FALLBACK_TOKENS}.0", f"{FALLBACK_TOKENS}")},
+    ),
+    "ended": Series(
+        Kind.COUNTER, ("vllm:request_success_total",), {"finished_reason": ("stop", "length", "repetition")}, optional=True
+    ),
+    "engine_errors": Series(Kind.COUNTER, ("vllm:request_success_total",), {"finished_reason": ("error",)}, optional=True),
+    "aborted": Series(Kind.COUNTER, ("vllm:request_success_total",), {"finished_reason": ("abort",)}, optional=True),
+    # prometheus-fastapi-instrumentator; a series appears with its first answer. Admission's 503 is among the 5xx.
+    "good_answers": Series(Kind.COUNTER, ("http_requests_total",), {"status": ("2xx",), "handler": PATHS}, optional=True),
+    "bad_answers": Series(Kind.COUNTER, ("http_requests_total",), {"status": ("5xx",), "handler": PATHS}, optional=True),
+    # Of a request the mean gap between its tokens.
+    "mean_gap_buckets": Series(Kind.COUNTER, ("vllm:request_time_per_output_token_seconds_bucket",)),
 }
 
 # For dashboards and runbooks only (vllm/distributed/kv_transfer/kv_connector/v1/nixl/stats.py, seen on 0.32.0 with NIXL).
@@ -64,6 +94,30 @@ QUANTITIES: Final[tuple[Quantity, ...]] = (
     Quantity("gap_median", How.QUANTILE, "gap_buckets", "decode", percentile=50),
     Quantity("outputs", How.RATE, "outputs", "decode"),
     Quantity("output_tokens", How.RATE, "output_tokens", "decode"),
+)
+
+EVIDENCE: Final[tuple[Quantity, ...]] = (
+    Quantity("computed", How.TOTAL, "computed"),
+    Quantity("received", How.TOTAL, "received", "decode"),
+    Quantity("transfers", How.TOTAL, "transfers", "decode"),
+    Quantity("transferred_bytes", How.TOTAL, "transferred_bytes", "decode"),
+    Quantity("failed_transfers", How.TOTAL, "failed_transfers", "decode"),
+    Quantity("expired", How.TOTAL, "expired", "prefill"),
+    Quantity("read_late", How.TOTAL, "read_late", "prefill"),
+    Quantity("prompts", How.TOTAL, "computed_requests"),
+    Quantity("handed", How.TOTAL, "handed_requests", "decode"),
+    Quantity("ended", How.TOTAL, "ended"),
+    Quantity("errors", How.TOTAL, "engine_errors"),
+    Quantity("cancelled", How.TOTAL, "aborted", "decode"),
+    Quantity("rejected", How.TOTAL, "rejected"),
+    Quantity("good_answers", How.TOTAL, "good_answers"),
+    Quantity("bad_answers", How.TOTAL, "bad_answers"),
+    Quantity("running", How.SUM, "running", "decode"),
+    Quantity("fetching", How.SUM, "fetching", "decode"),
+    Quantity("first_tokens", How.TOTAL, "first_tokens"),
+    Quantity("first_token_seconds", How.TOTAL, "first_token_seconds"),
+    Quantity("first_token", How.QUANTILE, "first_token_buckets"),
+    Quantity("mean_gap", How.QUANTILE, "mean_gap_buckets", "decode"),
 )
 
 ROWS: Final[tuple[Row, ...]] = (
@@ -94,11 +148,14 @@ OLD_HANDOFF: Final = Row(
 def table(version: str) -> Table:
     """The table of a version. One that cannot be read as a version is taken for the newest."""
     series, quantities, rows = dict(SERIES), QUANTITIES, ROWS
+    if _before(version, LATE_READS):
+        del series["read_late"]
     if _before(version, FETCH_STAGES):
         del series["fetching"]
         quantities = tuple(q for q in quantities if q.series in series)
         rows = tuple(OLD_HANDOFF if row.signal == OLD_HANDOFF.signal else row for row in rows)
-    return Table("vllm", series, quantities, rows, "vllm/v1/metrics/loggers.py at 0.32.0")
+    evidence = tuple(q for q in EVIDENCE if q.series in series)
+    return Table("vllm", series, quantities, rows, "vllm/v1/metrics/loggers.py at 0.32.0", evidence)
 
 
 def _before(version: str, limit: Version) -> bool:

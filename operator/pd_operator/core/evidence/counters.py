@@ -1,0 +1,102 @@
+"""Counters: what one page of one pod showed, and what was learned of that pod from page to page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+Side = Literal["prefill", "decode", "router", "cache"]
+WINDOW: Final = 120.0  # seconds that the rules look at: eight ticks
+LEAST: Final = 4  # steps that are kept though they are older: with a Prometheus one a minute comes
+GAP: Final = 31.0  # seconds between two signs of one thing: one good step of 15 s may lie between them
+GAUGES: Final = frozenset({"running", "fetching"})
+Grown = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """One page. `values` are the counters since the start of the process; a name that is not there is not known.
+
+    Names are those of the tables in upstream/signals_*.py (Table.evidence). `time` is that of the page in seconds since 1970, 0
+    before the first one; `failure` is why the last try brought none. `running`: whether the kubelet says that the container is
+    ready, None where it does not say.
+    """
+
+    pod: str
+    uid: str
+    slice: str
+    side: Side
+    time: float
+    values: Grown = field(default_factory=dict)
+    buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
+    ready: bool = True  # and not being deleted
+    deleting: bool = False
+    failure: str = ""
+    running: bool | None = None
+    created: float = 0.0  # of the pod, seconds since 1970
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far the counters moved from one page to the next, and what the gauges said at its end."""
+
+    time: float
+    grown: Grown
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One page of one pod, over time."""
+
+    last: Counters
+    steps: tuple[Step, ...] = ()
+    seen: bool = False  # whether this process ever had a page of it
+    down_since: float | None = None  # the page cannot be had though it could, or the kubelet says that it does not run
+
+    def total(self, name: str, since: float = 0.0) -> float | None:
+        """How far a counter moved in the steps after `since`; None when any of them does not know, or there is none."""
+        mine = [step.grown.get(name) for step in self.steps if step.time > since]
+        return None if not mine or None in mine else sum(value for value in mine if value is not None)
+
+    def signs(self, test: Callable[[Grown], bool], unbroken: bool = False) -> tuple[float, ...]:
+        """Times of the last steps of which the test is true, as far back as one follows the other within `GAP` seconds, or, with
+        `unbroken`, step by step."""
+        gap = 1.5 * self._period() if unbroken else max(GAP, 2 * self._period())
+        found: list[float] = []
+        for step in reversed(self.steps):
+            if test(step.grown):
+                if found and found[-1] - step.time > gap:
+                    break
+                found.append(step.time)
+        return tuple(reversed(found))
+
+    def _period(self) -> float:
+        """Seconds between the last two steps."""
+        return self.steps[-1].time - self.steps[-2].time if len(self.steps) > 1 else 0.0
+
+
+def follow(track: Track | None, page: Counters, now: float) -> Track:
+    """The track with a new page. A counter that falls was reset with its process: what it shows then is growth."""
+    good = page.time > 0 and not page.failure
+    down = page.running is False or (page.failure != "" and track is not None and track.seen)
+    since = None if not down else (track.down_since if track and track.down_since is not None else now)
+    if track is None or track.last.uid != page.uid:
+        return Track(page, (), good, since)
+    young = sum(step.time > now - WINDOW for step in track.steps)
+    steps = track.steps[-max(young, LEAST) :]
+    if page.time <= track.last.time or not page.values:
+        kept = replace(track.last, ready=page.ready, deleting=page.deleting, failure=page.failure, running=page.running)
+        return Track(kept, steps, track.seen or good, since)
+    if track.seen:
+        steps = (*steps, Step(page.time, _grown(track.last.values, page.values)))
+    return Track(page, steps, True, since)
+
+
+def _grown(before: Grown, after: Grown) -> Grown:
+    found = {name: value for name, value in after.items() if name in GAUGES}
+    for name, value in after.items():
+        old = before.get(name)
+        if name not in GAUGES and old is not None:
+            found[name] = value - old if value >= old else value
+    return found

@@ -1,0 +1,242 @@
+"""Watch: one look at the pages of a PDDeployment -> what its counters prove and what they accuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pd_operator.api.conditions import Reason
+from pd_operator.core.evidence.counters import Counters, Track, follow
+from pd_operator.core.evidence.finding import HANDOFF, Finding, ordered, read, seconds_of
+from pd_operator.core.evidence.rules import HOLD, PAIR_HOLD, SliceView, judge
+from pd_operator.core.names import ROLES, Role
+
+MAX_UNVERIFIED: Final = 64  # names in a status
+SLACK: Final = 5.0  # requests that may be on their way from prefill to decode at a look
+TOTALS: Final = ("transfers", "transferred_bytes", "failed_transfers", "expired", "read_late", "fallbacks")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What the look knows beside the pages."""
+
+    ready: Mapping[str, Mapping[Role, int]]  # serving slice -> role -> ready replicas
+    lease: float = 30.0
+    lead: Mapping[Role, float] = field(default_factory=dict)  # seconds to a new ready replica
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRecord:
+    """What is known of a slice from look to look."""
+
+    paired: bool = False
+    lost_since: Mapping[Role, float] = field(default_factory=dict)
+    stuck_since: float | None = None
+    moved: float = 0.0  # transfers that ended on decode
+    fed: Mapping[str, float] = field(default_factory=dict)  # uid of a prefill pod -> requests that it ended
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that is known of one PDDeployment from look to look."""
+
+    tracks: Mapping[tuple[str, str], Track] = field(default_factory=dict)  # (uid, side)
+    slices: Mapping[str, SliceRecord] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    proven: frozenset[str] = frozenset()  # uids of prefill pods
+    totals: Mapping[str, float] = field(default_factory=dict)
+    last_verified: float | None = None
+    looked: bool = False  # whether a look was made since the start of this process
+    unverified: frozenset[str] | None = None  # names, from the status; None: all of them
+    verified_before: float = 0.0  # a pod made later is in no list of that status
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one look found."""
+
+    time: float
+    findings: tuple[Finding, ...] = ()
+    verified: Mapping[Role, int] = field(default_factory=dict)  # ready replicas that evidence proved
+    unverified: tuple[str, ...] = ()  # names of ready replicas that none proved
+    totals: Mapping[str, float] = field(default_factory=dict)
+    last_verified: float | None = None
+    unread: tuple[str, ...] = ()  # names of ready pods whose engine's page was never read
+    not_storing: tuple[str, ...] = ()  # pods whose LMCache server was asked for what it does not have and stored nothing
+
+
+def restore(status: Mapping[str, Any]) -> Record:
+    """What a status told before a restart. Counts that grew meanwhile are found again where their pods live still."""
+    handoff = status.get("handoff") or {}
+    names = handoff.get("unverified") or ()
+    told = any((r.get("verifiedReplicas") or 0) > 0 for r in status.get("roles") or ())
+    when = seconds_of(str(handoff.get("lastVerified", "")))
+    totals = {"fallbacks": float(handoff.get("fallbackRequests") or 0), "expired": float(handoff.get("expired") or 0)}
+    return Record(
+        findings=read(handoff),
+        totals=totals,
+        last_verified=when,
+        unverified=frozenset(map(str, names)) if told and len(names) < MAX_UNVERIFIED else None,
+        verified_before=when or 0.0,
+    )
+
+
+def look(record: Record, pages: Sequence[Counters], site: Site, now: float) -> tuple[Record, Evidence]:
+    """One look at the pages of the serving slices; `now` in seconds since 1970."""
+    tracks: dict[tuple[str, str], Track] = {(p.uid, p.side): follow(record.tracks.get((p.uid, p.side)), p, now) for p in pages}
+    slices: dict[str, SliceRecord] = {}
+    findings: list[Finding] = []
+    for name, ready in site.ready.items():
+        mine = tuple(t for t in tracks.values() if t.last.slice == name)
+        slices[name] = _slice(record.slices.get(name, SliceRecord(paired=not record.looked and record.last_verified is not None)),
+                              mine, record, ready, now)  # fmt: skip
+        findings += judge(_view(name, mine, ready, slices[name], site), record.findings, now)
+    proven = _proven(record, tracks, slices)
+    moved = any((_newest(t, record) or {}).get("transfers", 0.0) > 0 for t in tracks.values())
+    verified_at = now if moved else record.last_verified
+    told = ordered(findings)
+    after = replace(
+        record,
+        tracks=tracks,
+        slices=slices,
+        findings=told,
+        proven=proven,
+        totals=_totals(record, tracks),
+        last_verified=verified_at,
+        looked=True,
+    )
+    return after, _evidence(after, told, now)
+
+
+def _view(name: str, mine: tuple[Track, ...], ready: Mapping[Role, int], known: SliceRecord, site: Site) -> SliceView:
+    hold = {role: max(PAIR_HOLD, 1.5 * site.lead.get(role, 0.0)) for role in ROLES}
+    return SliceView(name, mine, ready, known.paired, known.lost_since, known.stuck_since, hold, site.lease)
+
+
+def _newest(track: Track, record: Record) -> Mapping[str, float] | None:
+    """The growth that this look found; None when there is no new page."""
+    old = record.tracks.get((track.last.uid, track.last.side))
+    fresh = track.steps and (old is None or track.last.time > old.last.time)
+    return track.steps[-1].grown if fresh else None
+
+
+def _slice(known: SliceRecord, mine: Sequence[Track], record: Record, ready: Mapping[Role, int], now: float) -> SliceRecord:
+    fed = dict(known.fed)
+    moved = known.moved
+    for track in mine:
+        grown = _newest(track, record) or {}
+        if track.last.side == "prefill":
+            fed[track.last.uid] = fed.get(track.last.uid, 0.0) + grown.get("ended", 0.0)
+        elif track.last.side == "decode":
+            moved += grown.get("transfers", 0.0)
+    lost = {role: known.lost_since.get(role, now) for role in ROLES if ready.get(role, 0) == 0}
+    return SliceRecord(known.paired or not lost, lost, _stuck(known, mine, record, now), moved, fed)
+
+
+def _stuck(known: SliceRecord, mine: Sequence[Track], record: Record, now: float) -> float | None:
+    """Since when handoffs wait on decode while nothing runs or moves there. What is not known leaves it as it is."""
+    steps = [_newest(t, record) for t in mine if t.last.side == "decode"]
+    if not steps or any(s is None or s.get("running") is None or s.get("fetching") is None for s in steps):
+        return known.stuck_since
+    seen = [s for s in steps if s is not None]
+    waits = sum(s["fetching"] for s in seen) > 0
+    moves = any(s["running"] > 0 or s.get("transfers", 1.0) > 0 or s.get("first_tokens", 1.0) > 0 for s in seen)
+    return (known.stuck_since if known.stuck_since is not None else now) if waits and not moves else None
+
+
+def _proven(record: Record, tracks: Mapping[tuple[str, str], Track], slices: Mapping[str, SliceRecord]) -> frozenset[str]:
+    """Prefill pods of which a handoff was certainly taken: more transfers ended on decode than all others could have fed.
+
+    Prefill counts no reads, so nothing simpler proves one. Requests under way at the first look are allowed for.
+    """
+    found = set()
+    for (uid, side), track in tracks.items():
+        if side != "prefill":
+            continue
+        known = slices.get(track.last.slice)
+        others = sum(n for other, n in known.fed.items() if other != uid) if known else 0.0
+        sure = known is not None and known.fed.get(uid, 0.0) > 0 and known.moved > others + SLACK
+        before = (
+            record.unverified is not None
+            and track.last.pod not in record.unverified
+            and 0 < track.last.created < record.verified_before
+        )
+        if sure or before or uid in record.proven:
+            found.add(uid)
+    return frozenset(found)
+
+
+def _totals(record: Record, tracks: Mapping[tuple[str, str], Track]) -> dict[str, float]:
+    """Counts that never fall: what grew, and of pods that are new what they show. After a restart at least what status told."""
+    found = {name: record.totals.get(name, 0.0) for name in TOTALS}
+    shown = dict.fromkeys(TOTALS, 0.0)
+    for track in tracks.values():
+        old = record.tracks.get((track.last.uid, track.last.side))
+        first = old is None or not old.seen
+        grown = (track.last.values if first and track.seen else None) or _newest(track, record) or {}
+        values = {**grown, "fallbacks": max(0.0, grown.get("prompts", 0.0) - grown.get("handed", grown.get("prompts", 0.0)))}
+        mine = {n: values.get(n, 0.0) for n in TOTALS} if track.last.side in ROLES else {}
+        if track.last.side == "prefill":
+            mine["fallbacks"] = 0.0  # it computes prompts for a living
+        for name, value in mine.items():
+            shown[name] += value
+    if not record.looked:
+        return {name: max(found[name], shown[name]) for name in TOTALS}
+    return {name: found[name] + shown[name] for name in TOTALS}
+
+
+def _evidence(record: Record, findings: tuple[Finding, ...], now: float) -> Evidence:
+    accused = {f.subject for f in findings if f.reason in HANDOFF}
+    verified: dict[Role, int] = dict.fromkeys(ROLES, 0)
+    unverified, unread = [], []
+    for track in record.tracks.values():
+        page = track.last
+        if page.side not in ("prefill", "decode") or not page.ready:
+            continue
+        if not track.seen:
+            unread.append(page.pod)
+        proven = page.uid in record.proven if page.side == "prefill" else page.values.get("transfers", 0.0) > 0
+        if proven and not accused & {page.pod, page.slice}:
+            verified[page.side] += 1
+        else:
+            unverified.append(page.pod)
+    return Evidence(
+        now, findings, verified, tuple(sorted(unverified)[:MAX_UNVERIFIED]), record.totals, record.last_verified,
+        tuple(sorted(unread)), tuple(sorted(_not_storing(record))),
+    )  # fmt: skip
+
+
+def _not_storing(record: Record) -> list[str]:
+    """Prefill pods whose server missed chunks in the window, again and again, and stored none."""
+    prefill = {uid for uid, side in record.tracks if side == "prefill"}
+    found = []
+    for (uid, side), track in record.tracks.items():
+        if side != "cache" or uid not in prefill or track.total("stored") != 0:
+            continue
+        when = track.signs(lambda g: g.get("requested", 0.0) > g.get("hit", 0.0))
+        if when and when[-1] - when[0] >= HOLD:
+            found.append(track.last.pod)
+    return found
+
+
+def contradiction(evidence: Evidence | None, slices: frozenset[str], since: float) -> Finding | None:
+    """The first finding on one of these slices that speaks against a proof of handoff made at `since` (seconds since 1970).
+
+    None: nothing known contradicts it. For what the canary proves; PairLost and CacheDown do not disprove a handoff.
+    """
+    if evidence is None:
+        return None
+    return next((f for f in evidence.findings if f.reason in HANDOFF and f.slice in slices and f.since >= since), None)
+
+
+def offload_contradiction(evidence: Evidence | None, slices: frozenset[str]) -> str:
+    """Why a proof of offload does not hold any more; "" when nothing known contradicts it."""
+    if evidence is None:
+        return ""
+    down = next((f for f in evidence.findings if f.reason is Reason.CACHE_DOWN and f.slice in slices), None)
+    if down is not None:
+        return down.sentence
+    if not evidence.not_storing:
+        return ""
+    return f"pod {evidence.not_storing[0]}: its LMCache server is asked for chunks that it does not have, and none is stored"

@@ -1,0 +1,337 @@
+"""Passive evidence: what accuses, what does not, what clears, and what is proven."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from evidence_world import BEGIN, SLICE, TICK, Page, World
+
+from pd_operator.api.conditions import Reason
+from pd_operator.api.status import HandoffStatus
+from pd_operator.core.evidence import told
+from pd_operator.core.evidence.finding import read
+from pd_operator.core.evidence.watch import Evidence, contradiction, offload_contradiction, restore
+
+
+def test_ordinary_load_accuses_nobody_and_proves_every_replica() -> None:
+    world = World()
+    for _ in range(40):
+        world.serve(20)
+        world.tick()
+    assert world.turned == [] and world.evidence.verified == {"prefill": 2, "decode": 2} and world.evidence.unverified == ()
+    totals = world.evidence.totals
+    assert (totals["transfers"], totals["fallbacks"], totals["expired"]) == (800, 0, 0)  # of the 1st look what the pods showed
+
+
+def silent(world: World) -> None:
+    for pod in ("d0", "d1"):
+        world.fall_back(pod, 5)
+
+
+def one_silent(world: World) -> None:
+    world.serve(5, decodes=["d1"])
+    world.fall_back("d0", 5)
+
+
+def failing(world: World) -> None:
+    world.serve(10, decodes=["d1"])
+    world.fall_back("d0", 4, failed=True)
+
+
+def half_failing(world: World) -> None:
+    world.serve(10)
+    world.fall_back("d0", 3, failed=True)
+
+
+def expiring(world: World) -> None:
+    world.serve(10)
+    world.page("p0").add(expired=2)
+
+
+def read_late(world: World) -> None:
+    world.serve(10)
+    world.page("p0").add(expired=2, read_late=2)
+
+
+def errors(world: World) -> None:
+    world.page("d0").add(bad_answers=5)
+
+
+def stuck(world: World) -> None:
+    world.page("d0").values |= {"fetching": 7.0, "running": 0.0}
+
+
+def server_down(world: World) -> None:
+    world.serve(10)
+    world.page("p0", "cache").failure = "Connection refused"
+
+
+CASES: dict[str, tuple[Callable[[World], None], str, str, list[str]]] = {
+    "silent": (silent, "SilentFallback", SLICE, ["decode computed", "prompts itself", "smg.ai/kv-connector", "pod d"]),
+    "one silent": (one_silent, "ReplicaNotTransferring", "d0", ["decode pod d0: no transfer since", "delete the pod"]),
+    "failing": (failing, "ReplicaNotTransferring", "d0", ["decode pod d0", "transfers from prefill failed", "logs d0 -c engine"]),
+    "half failing": (half_failing, "ReplicaNotTransferring", "d0", ["decode pod d0"]),
+    "expiring": (expiring, "LeaseExpired", "p0", ["prefill pod p0", "ended before decode took them", "handoff.leaseDuration"]),
+    "read late": (read_late, "LeaseExpired", "p0", ["may be wrong"]),
+    "errors": (errors, "BrokenPath", "d0", ["decode pod d0", "all answered with a server error"]),
+    "stuck": (stuck, "BrokenPath", SLICE, ["nothing runs there since", "lease of 30s"]),
+    "server down": (server_down, "CacheDown", "p0", ["LMCache server does not answer", "Connection refused", "-c lmcache"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_cause_has_its_reason_its_sentence_and_an_end(case: str) -> None:
+    fault, reason, subject, words = CASES[case]
+    world = World(cache=True)
+    for _ in range(10):
+        world.serve(20)
+        world.tick()
+    assert world.turned == []
+    for _ in range(20):
+        fault(world)
+        world.tick()
+    assert world.turned and world.turned[0][1] == (reason,) and len(world.turned) == 1, world.turned
+    (found,) = world.evidence.findings
+    assert (found.reason.value, found.subject, found.slice) == (reason, subject, SLICE)
+    for word in words:
+        assert word in found.sentence, found.sentence
+    assert 10 * TICK <= found.since - BEGIN <= 12 * TICK  # the first sign
+    for page in world.pages:
+        page.failure, page.values["fetching"] = "", 0.0
+    for _ in range(20):
+        world.serve(20)
+        world.tick()
+    assert [reasons for _, reasons in world.turned] == [(reason,), ()], world.turned
+
+
+@pytest.mark.parametrize("case", ["silent", "one silent", "failing", "errors"])
+def test_silence_clears_nothing_and_accuses_nobody(case: str) -> None:
+    world = World()
+    for _ in range(4):
+        world.serve(20)
+        world.tick()
+    world.tick(40)
+    assert world.turned == []
+    for _ in range(6):
+        CASES[case][0](world)
+        world.tick()
+    world.tick(100)  # nobody asks
+    assert [reasons for _, reasons in world.turned] == [(CASES[case][1],)]
+    assert world.evidence.unverified  # what is accused counts as proven no more
+
+
+@pytest.mark.parametrize("case", ["silent", "failing", "expiring", "errors", "server down"])
+def test_once_is_no_cause(case: str) -> None:
+    """What a restart or a deletion cuts, fails or lets expire is over within a tick or two."""
+    world = World(cache=True)
+    for n in range(60):
+        world.serve(20)
+        for page in world.pages:
+            page.failure = ""
+        if n % 20 == 5:
+            CASES[case][0](world)
+        world.tick()
+    assert world.turned == []
+
+
+@pytest.mark.parametrize("series", ["prompts", "handed", "transfers", "failed_transfers", "expired", "bad_answers", "fetching"])
+def test_what_is_not_known_neither_accuses_nor_clears_nor_proves(series: str) -> None:
+    accuses = {"prompts": silent, "handed": silent, "transfers": failing, "failed_transfers": failing,
+               "expired": expiring, "bad_answers": errors, "fetching": stuck}[series]  # fmt: skip
+    world = World()
+    for page in world.pages:
+        page.absent = frozenset({series})
+    for _ in range(20):
+        accuses(world)
+        world.tick()
+    assert world.turned == []
+    if series == "transfers":
+        assert world.evidence.verified["decode"] == 0
+    world = World()
+    for _ in range(10):
+        accuses(world)
+        world.tick()
+    reasons = world.reasons()
+    assert reasons
+    for page in world.pages:
+        page.absent = frozenset({series})
+    world.page("d0").values["fetching"] = 0.0
+    for _ in range(3):
+        world.serve(20)
+        world.tick()
+    if series not in ("bad_answers", "fetching"):  # other counters show those two mended
+        assert world.reasons() == reasons
+
+
+def test_a_restart_of_the_process_is_no_growth_below_zero_and_no_gap() -> None:
+    world = World()
+    for n in range(20):
+        world.serve(20)
+        if n == 10:
+            for page in world.pages:
+                page.reset()
+        world.tick()
+    assert world.turned == [] and world.evidence.totals["transfers"] == 380  # those of the restart's own tick are lost
+
+
+def test_a_fallback_is_no_transfer() -> None:
+    world = World()
+    for _ in range(10):
+        world.fall_back("d0", 7)
+        world.fall_back("d1", 3, failed=True)
+        world.tick()
+    totals = world.evidence.totals
+    assert totals["transfers"] == 0 and totals["transferred_bytes"] == 0
+    assert totals["fallbacks"] == 100 and totals["failed_transfers"] == 30
+    assert world.evidence.verified == {"prefill": 0, "decode": 0} and world.evidence.last_verified is None
+
+
+def test_a_prefill_is_proven_only_by_transfers_that_no_other_could_have_fed() -> None:
+    world = World()
+    for _ in range(20):  # p0 works, p1 hands nothing over
+        world.serve(10, prefills=["p0"])
+        world.page("p1").add(computed=5000, prompts=10, ended=10)
+        world.fall_back("d0", 10)
+        world.tick()
+    assert world.evidence.verified["prefill"] == 0
+    for _ in range(30):  # p1 gets nothing any more
+        world.serve(10, prefills=["p0"])
+        world.tick()
+    assert world.evidence.verified == {"prefill": 1, "decode": 2} and world.evidence.unverified == ("p1",)
+
+
+def test_a_pair_that_is_lost_for_longer_than_a_replacement_takes() -> None:
+    world = World(1, 1)
+    world.tick(4)
+    world.page("d0").ready = False
+    world.tick(4)
+    assert world.turned == []  # replacing the only one takes a while
+    world.tick(1)
+    (found,) = world.evidence.findings
+    assert (
+        found.reason is Reason.PAIR_LOST and "no ready decode replica since" in found.sentence and "DecodeReady" in found.sentence
+    )
+    world.page("d0").ready = True
+    world.tick()
+    assert world.reasons() == []
+
+
+def test_a_slice_that_never_was_a_pair_has_not_lost_it() -> None:
+    world = World(1, 1)
+    world.page("d0").ready = False
+    world.tick(40)
+    assert world.turned == []
+
+
+def test_a_replica_that_goes_takes_its_finding_along() -> None:
+    world = World()
+    for _ in range(8):
+        failing(world)
+        world.tick()
+    assert world.reasons() == ["ReplicaNotTransferring"]
+    world.pages = [p for p in world.pages if p.pod != "d0"] + [Page("d2", "decode")]
+    world.serve(20)
+    world.tick()
+    assert world.reasons() == []
+
+
+def test_restart_of_the_operator() -> None:
+    """What status told stands until counters say otherwise; totals never fall, and prefill stays proven."""
+    world = World()
+    for _ in range(20):
+        world.serve(20)
+        world.fall_back("d0", 6, failed=True)
+        world.tick()
+    before = world.evidence
+    assert before.findings and before.verified["prefill"] == 2
+    status = {
+        "handoff": told.handoff(before, {}),
+        "roles": [{"name": "prefill", "verifiedReplicas": 2}, {"name": "decode", "verifiedReplicas": 0}],
+    }
+    assert HandoffStatus.model_validate(status["handoff"]).model_dump(by_alias=True, exclude_unset=True) == status["handoff"]
+    assert told.degraded(None, status).reason == before.findings[0].reason.value  # before the first look
+    world.record, world.turned = restore(status), []
+    world.tick()
+    assert [f.key for f in world.evidence.findings] == [f.key for f in before.findings]
+    assert world.evidence.totals["fallbacks"] == before.totals["fallbacks"] == 120
+    assert world.evidence.verified["prefill"] == 2
+    world.pages = [p for p in world.pages if p.pod != "d0"] + [Page("d2", "decode")]  # its counts go with it
+    world.record = restore(status)
+    for _ in range(4):
+        world.serve(20)
+        world.tick()
+    assert world.evidence.totals["fallbacks"] == 120 and world.reasons() == []
+
+
+def test_status_is_not_written_anew_for_a_count_that_moves_little() -> None:
+    first = told.handoff(Evidence(0.0, totals={"fallbacks": 100.0}, last_verified=BEGIN), {})
+    assert first == {"fallbackRequests": 100, "expired": 0, "lastVerified": "2027-01-15T08:00:00Z"}
+    kept = told.handoff(Evidence(0.0, totals={"fallbacks": 109.0}, last_verified=BEGIN + 599), {"handoff": first})
+    assert kept == first
+    moved = told.handoff(Evidence(0.0, totals={"fallbacks": 111.0}, last_verified=BEGIN + 600), {"handoff": first})
+    assert moved == {"fallbackRequests": 111, "expired": 0, "lastVerified": "2027-01-15T08:10:00Z"}
+    assert told.handoff(None, {"handoff": first}) == first
+
+
+def test_what_contradicts_a_proof() -> None:
+    world = World(cache=True)
+    for _ in range(10):
+        silent(world)
+        world.tick()
+    (found,) = world.evidence.findings
+    mine = frozenset({SLICE})
+    assert contradiction(world.evidence, mine, found.since - 1) == found
+    assert contradiction(world.evidence, mine, found.since + 1) is None  # proven after it
+    assert contradiction(world.evidence, frozenset({"other"}), 0.0) is None and contradiction(None, mine, 0.0) is None
+    assert offload_contradiction(world.evidence, mine) == ""
+    for _ in range(10):  # lookups without stores: the missing real-blocks fix
+        world.page("p0", "cache").add(lookups=2, requested=512)
+        world.tick()
+    assert "pod p0" in offload_contradiction(world.evidence, mine)
+    for _ in range(10):
+        world.page("p0", "cache").add(lookups=2, requested=512, stored=2)
+        world.tick()
+    assert offload_contradiction(world.evidence, mine) == ""
+
+
+def test_findings_that_are_no_findings_are_left_out() -> None:
+    good = {"reason": "CacheDown", "subject": "p0", "slice": SLICE, "since": "2027-01-15T08:00:00Z", "message": "m"}
+    bad = [{}, {**good, "reason": "Gone"}, {**good, "since": "yesterday"}, {**good, "subject": ""}]
+    assert [f.subject for f in read({"findings": [good, *bad]})] == ["p0"] and read({}) == ()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_hour_of_ordinary_life_accuses_nobody(seed: int) -> None:
+    """Load with restarts, deletions, scale-ups, engines and servers that come back, cut transfers and clients that leave."""
+    dice = random.Random(seed)
+    world = World(3, 3, cache=True)
+    back: list[tuple[int, Page]] = []
+    quiet = 0  # three pods that go within a minute are a cause; here one goes at a time
+    for n in range(240):
+        world.serve(dice.choice([0, 5, 40]))
+        world.page("p0").add(expired=float(dice.random() < 0.02))
+        due = [page for at, page in back if at <= n]
+        back = [(at, page) for at, page in back if at > n]
+        for page in due:
+            page.ready, page.failure, page.running = True, "", True
+        if dice.random() < 0.2 and n >= quiet:  # a pod is replaced: what was under way fails, and its leases end
+            quiet = n + 4
+            victim = dice.choice([p for p in world.pages if p.side in ("prefill", "decode")])
+            mine = [p for p in world.pages if p.pod == victim.pod]
+            for other in world.of("decode"):
+                world.fall_back(other.pod, dice.randint(0, 8), failed=True)
+            world.of("prefill")[0].add(expired=dice.randint(0, 12))
+            for page in mine:
+                page.uid = f"{page.uid}+"
+                page.reset()
+                page.ready, page.failure, page.running = False, "never", False
+                back.append((n + dice.randint(1, 3), page))
+        if dice.random() < 0.05:  # a container is restarted in its place
+            page = dice.choice(world.of("cache"))
+            page.reset()
+            page.failure, page.running = "Connection refused", False
+            back.append((n + 1, page))
+        world.tick()
+    assert world.turned == []

@@ -38,8 +38,8 @@ def life(api: Api, operator: Operator, space: str) -> tuple[Recording, list[dict
         waits.ready(api, space, "chat")
         edits: list[tuple[dict[str, Any], Any]] = [
             ({"engine": {"args": ["--max-num-seqs=8"]}}, None),
-            ({"backpressure": {"maxQueueTime": "6s"}}, ("Accepted", "False", "NotImplemented")),
-            ({"backpressure": None}, None),
+            ({"rollout": {"paused": True}}, ("Accepted", "False", "NotImplemented")),
+            ({"rollout": None}, None),
             ({"suspend": True}, ("Ready", "False", "Suspended")),
             ({"suspend": False}, None),
         ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pd_operator.core.evidence.counters import Counters, Side
 from pd_operator.core.evidence.watch import Evidence, Record, Site, look
 from pd_operator.core.names import ROLES, Role
+from pd_operator.core.scaled import LeadTime
 
 SLICE = "chat-1a2b3c4d-0"
 TICK = 15.0
@@ -121,4 +122,4 @@ class World:
         ready: dict[str, dict[Role, int]] = {}
         for name in sorted({p.slice for p in self.pages}):
             ready[name] = {r: sum(p.side == r and p.slice == name and p.ready for p in self.pages) for r in ROLES}
-        return Site(ready, 30.0, {"prefill": 30.0, "decode": 30.0})
+        return Site(ready, 30.0, {"prefill": LeadTime(20.0, 30.0, 2), "decode": LeadTime(20.0, 30.0, 2)})

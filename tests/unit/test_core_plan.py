@@ -138,7 +138,6 @@ def test_exceptions_are_refused_where_they_would_matter(path: str) -> None:
 
 UNBUILT = {
     "engine.type",
-    "backpressure.maxQueueTime",
     "rollout.maxSurge",
     "rollout.maxUnavailable",
     "rollout.paused",

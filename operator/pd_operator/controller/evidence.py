@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pd_operator.api.scalars import seconds
@@ -20,7 +20,7 @@ from pd_operator.core.evidence import told
 from pd_operator.core.evidence.counters import Counters
 from pd_operator.core.evidence.watch import Evidence, Record, Site, look, restore
 from pd_operator.core.names import ROLE, ROLES, SLICE, Role
-from pd_operator.core.scaled import DEFAULT_LEAD, lead_time, start_time
+from pd_operator.core.scaled import LeadTime, lead_time, start_time
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.store import Stores
 from pd_operator.signals.source import Pages
@@ -39,6 +39,8 @@ class _Known:
     record: Record
     handoff: dict[str, Any]  # as status would tell it
     gist: tuple[object, ...] = ()
+    starts: dict[str, float] = field(default_factory=dict)  # uid of a pod -> seconds to its being ready, as first seen
+    lead: dict[Role, LeadTime] = field(default_factory=dict)
 
 
 class EvidenceLoop:
@@ -111,7 +113,7 @@ class EvidenceLoop:
 
     async def _one(self, entry: Entry, pages: tuple[Counters, ...], now: float) -> None:
         known = await self._recall(entry)
-        known.record, evidence = look(known.record, pages, self._site(entry), now)
+        known.record, evidence = look(known.record, pages, self._site(entry, known), now)
         known.handoff = told.handoff(evidence, {"handoff": known.handoff})
         self._roster.saw(entry, evidence)
         gist = told.gist(known.handoff, evidence)
@@ -129,18 +131,19 @@ class EvidenceLoop:
             known = self._known[entry.key] = _Known(entry.uid, restore(status), dict(status.get("handoff") or {}))
         return known
 
-    def _site(self, entry: Entry) -> Site:
-        """Ready replicas of each serving slice, and how long new ones take."""
+    def _site(self, entry: Entry, known: _Known) -> Site:
+        """Ready replicas of each serving slice, and how long new ones take; a role without any keeps its last lead time."""
         pods = list(self._stores.pods.by_owner(*entry.key))
         ready = {
             name: {role: sum(_counts(p.labels, name, role) and p.ready and not p.deleting for p in pods) for role in ROLES}
             for name in sorted(entry.serving)
         }
-        lead: dict[Role, float] = {}
+        known.starts = {p.uid: t for p in pods if (t := known.starts.get(p.uid, start_time(p))) is not None}
         for role in ROLES:
-            found = lead_time(t for p in pods if p.labels.get(ROLE) == role and (t := start_time(p)) is not None)
-            lead[role] = found.p90 if found else DEFAULT_LEAD
-        return Site(ready, seconds(entry.spec.handoff.lease_duration), lead)
+            found = lead_time(known.starts[p.uid] for p in pods if p.labels.get(ROLE) == role and p.uid in known.starts)
+            if found is not None:
+                known.lead[role] = found
+        return Site(ready, seconds(entry.spec.handoff.lease_duration), dict(known.lead))
 
 
 def _counts(labels: Mapping[str, str], slice_: str, role: Role) -> bool:

@@ -22,11 +22,9 @@ from pd_operator.core.traffic import told
 from pd_operator.kube.store import Stores
 from pd_operator.signals.fleet import Deployment, Side, Target
 from pd_operator.upstream import catalog, lmcache, vllm
-from pd_operator.upstream.flags import flag_of
 
 # Counters need no sample each 5 s: pages that only they are read from, and those of caches, are scraped in every third sweep.
 SELDOM = 3
-MAX_NUM_SEQS = 256  # vLLM's default for a server without a large GPU (vllm/engine/arg_utils.py); --max-num-seqs says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,16 +231,6 @@ def bounds(entry: Entry, lead: Mapping[Role, LeadTime], tick: float) -> Bounds:
         percentile=slo.percentile if slo else 95,
         max_queue_time=seconds(spec.backpressure.max_queue_time),
         lease=seconds(spec.handoff.lease_duration),
-        max_num_seqs=_max_num_seqs([*spec.engine.args, *spec.decode.args]),
+        max_num_seqs=vllm.running_bound([*spec.engine.args, *spec.decode.args]),
         tick=tick,
     )
-
-
-def _max_num_seqs(args: list[str]) -> int:
-    """The last --max-num-seqs of a command line; what is not a number is the engine's to refuse."""
-    found = MAX_NUM_SEQS
-    for index, arg in enumerate(args):
-        if flag_of(arg) == "--max-num-seqs":
-            value = arg.split("=", 1)[1] if "=" in arg else (args[index + 1] if index + 1 < len(args) else "")
-            found = int(value) if value.isdigit() and int(value) > 0 else found
-    return found

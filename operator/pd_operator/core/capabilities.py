@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pd_operator.api.conditions import Reason
+from pd_operator.core.backpressure import Contract
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +164,4 @@ class Upstream:
     rules: tuple[Rule, ...] = ()  # rows that hold for these versions
     carries: tuple[Carries, ...] = ()  # one for each state
     unproven: tuple[Unproven, ...] = ()  # versions that our tests did not run
+    backpressure: Contract | None = None  # what they do with more than they can take

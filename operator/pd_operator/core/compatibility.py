@@ -77,7 +77,6 @@ def _not_implemented(spec: PDDeploymentSpec) -> Iterator[Refusal]:
         (spec.router.type not in ("smg", "vllm-router"), "router.type", spec.router.type, "smg or vllm-router"),
         (spec.prefill.nodes > 1, "prefill.nodes", spec.prefill.nodes, "1"),
         (spec.decode.nodes > 1, "decode.nodes", spec.decode.nodes, "1"),
-        (spec.backpressure.max_queue_time != "5s", "backpressure.maxQueueTime", spec.backpressure.max_queue_time, "5s"),
         (rollout.max_surge != "25%", "rollout.maxSurge", rollout.max_surge, "25%"),
         (rollout.max_unavailable != "25%", "rollout.maxUnavailable", rollout.max_unavailable, "25%"),
         (rollout.paused, "rollout.paused", "true", "false"),

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from pd_operator.api.conditions import Condition, Reason, Type, merge
-from pd_operator.core import diagnosis
+from pd_operator.core import backpressure, diagnosis
 from pd_operator.core.capabilities import Refusal
 from pd_operator.core.evidence import told
 from pd_operator.core.exclusions import record
@@ -41,6 +41,9 @@ def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
         "slices": [_slice_status(snapshot, plan, s) for s in plan.rollout.slices],
         "conditions": merge(snapshot.status.get("conditions", []), conditions, snapshot.generation, snapshot.now),
     }
+    if snapshot.upstream.backpressure is not None:
+        lead = snapshot.scaled.lead if snapshot.scaled else snapshot.evidence.lead if snapshot.evidence else {}
+        status["backpressure"] = backpressure.status(snapshot.upstream.backpressure, lead, snapshot.status)
     if handoff := told.handoff(snapshot.evidence, snapshot.status):
         status["handoff"] = handoff
     if plan.placing.excluded:  # absent and not empty without placement: what is not asked for is not shown

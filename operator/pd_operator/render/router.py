@@ -21,7 +21,7 @@ from pd_operator.core.rollout import SlicePlan
 from pd_operator.core.snapshot import ROUTER, Snapshot
 from pd_operator.render import objects
 from pd_operator.render.template import merge
-from pd_operator.upstream import catalog, vllm
+from pd_operator.upstream import backpressure, catalog, vllm
 
 
 def deployment(snapshot: Snapshot, slice_: SlicePlan) -> objects.Manifest:
@@ -70,7 +70,7 @@ def _container(snapshot: Snapshot, slice_: SlicePlan) -> dict[str, Any]:
         snapshot.images["router"],
         snapshot,
         command=list(program.COMMAND),
-        args=program.arguments(snapshot.namespace, prefill, decode, vllm.PORT, spec.router.args),
+        args=program.arguments(snapshot.namespace, prefill, decode, vllm.PORT, spec.router.args, _limits(snapshot)),
         env=program.environment(_engine_api_key(snapshot)),
         ports=[
             {"name": "http", "containerPort": program.PORT, "protocol": "TCP"},
@@ -81,6 +81,12 @@ def _container(snapshot: Snapshot, slice_: SlicePlan) -> dict[str, Any]:
         **hook,
         **program.probes(),
     )
+
+
+def _limits(snapshot: Snapshot) -> list[tuple[str, ...]]:
+    """Limits that the spec's revision asks for; slices of other revisions are not rendered, so no edit rolls their routers."""
+    spec = snapshot.spec
+    return backpressure.router_limits(spec.router.type, spec.backpressure.max_queue_time, [*spec.engine.args, *spec.prefill.args])
 
 
 def _engine_api_key(snapshot: Snapshot) -> Mapping[str, Any] | None:

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from pd_operator.api.types import PDDeploymentSpec
 from pd_operator.core.capabilities import Program, Refusal, Unproven, Upstream
-from pd_operator.upstream import lmcache, pairs, smg, states, vllm, vllm_router
+from pd_operator.upstream import backpressure, lmcache, pairs, smg, states, vllm, vllm_router
 
 
 class Router(Protocol):
@@ -34,7 +34,13 @@ class Router(Protocol):
     def program(self, version: str) -> Program: ...
 
     def arguments(
-        self, namespace: str, prefill: Mapping[str, str], decode: Mapping[str, str], engine_port: int, user: Sequence[str]
+        self,
+        namespace: str,
+        prefill: Mapping[str, str],
+        decode: Mapping[str, str],
+        engine_port: int,
+        user: Sequence[str],
+        limits: Sequence[tuple[str, ...]] = (),
     ) -> list[str]: ...
 
     def probes(self) -> dict[str, Any]: ...
@@ -71,6 +77,7 @@ def upstream(spec: PDDeploymentSpec) -> Upstream:
         rules=pairs.rules(spec.engine.type, spec.engine.version, spec.lmcache is not None),
         carries=states.carries(spec.engine.type, spec.engine.version),
         unproven=tuple(_unproven(spec, refusals)),
+        backpressure=backpressure.contract(spec),
     )
 
 

@@ -21,3 +21,13 @@ def with_defaults(defaults: Sequence[tuple[str, ...]], user: Sequence[str]) -> l
     """Arguments of ours that the user may replace, followed by the user's own."""
     taken = {flag_of(arg) for arg in user}
     return [word for option in defaults if option[0] not in taken for word in option] + list(user)
+
+
+def value_of(flag: str, args: Sequence[str]) -> str:
+    """The value of a flag where it stands last, as `--flag=v` or `--flag v`; "" without one."""
+    found = ""
+    for index, arg in enumerate(args):
+        if flag_of(arg) == flag:
+            following = args[index + 1] if index + 1 < len(args) else ""
+            found = arg.split("=", 1)[1] if "=" in arg else ("" if flag_of(following) else following)
+    return found

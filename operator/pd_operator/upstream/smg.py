@@ -40,7 +40,12 @@ def program(version: str) -> Program:
 
 
 def arguments(
-    namespace: str, prefill: Mapping[str, str], decode: Mapping[str, str], engine_port: int, user: Sequence[str]
+    namespace: str,
+    prefill: Mapping[str, str],
+    decode: Mapping[str, str],
+    engine_port: int,
+    user: Sequence[str],
+    limits: Sequence[tuple[str, ...]] = (),
 ) -> list[str]:
     """Arguments of `smg`. Each try re-runs prefill and sends decode twice, so retries are bounded at 2 (measured)."""
     owned = ["launch", "--host", "0.0.0.0", "--port", str(PORT), "--pd-disaggregation", "--backend", "vllm"]
@@ -58,7 +63,7 @@ def arguments(
         ("--health-success-threshold", "1"),
         ("--health-check-timeout-secs", "5"),
     ]
-    return [*owned, *with_defaults(defaults, user)]
+    return [*owned, *with_defaults([*defaults, *limits], user)]
 
 
 def selector(labels: Mapping[str, str]) -> list[str]:

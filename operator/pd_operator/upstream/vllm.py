@@ -17,6 +17,7 @@ from pd_operator.api.types import HandoffSpec, LMCacheSpec, Parallelism
 from pd_operator.core.capabilities import Program, Refusal
 from pd_operator.core.names import Role
 from pd_operator.upstream import lmcache as lmcache_server
+from pd_operator.upstream.flags import value_of
 
 TESTED: Final = "0.32.0"
 PORT: Final = 8000
@@ -57,6 +58,15 @@ OWNED_ENV: Final = frozenset(
         "VLLM_HOST_IP",
     }
 )
+
+# vLLM's default for a server without a large GPU (vllm/engine/arg_utils.py); --max-num-seqs says otherwise.
+MAX_NUM_SEQS: Final = 256
+
+
+def running_bound(args: Sequence[str]) -> int:
+    """Requests that an engine runs at once: the last --max-num-seqs; what is not a number is the engine's to refuse."""
+    value = value_of("--max-num-seqs", args)
+    return int(value) if value.isdigit() and int(value) > 0 else MAX_NUM_SEQS
 
 
 def program(version: str) -> Program:

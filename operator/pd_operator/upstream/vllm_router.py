@@ -36,7 +36,12 @@ def program(version: str) -> Program:
 
 
 def arguments(
-    namespace: str, prefill: Mapping[str, str], decode: Mapping[str, str], engine_port: int, user: Sequence[str]
+    namespace: str,
+    prefill: Mapping[str, str],
+    decode: Mapping[str, str],
+    engine_port: int,
+    user: Sequence[str],
+    limits: Sequence[tuple[str, ...]] = (),
 ) -> list[str]:
     """Arguments of `vllm-router`.
 
@@ -56,7 +61,7 @@ def arguments(
         ("--health-failure-threshold", "2"),
         ("--health-check-timeout-secs", "2"),
     ]
-    return [*owned, *with_defaults(defaults, user)]
+    return [*owned, *with_defaults([*defaults, *limits], user)]
 
 
 probes = smg.probes

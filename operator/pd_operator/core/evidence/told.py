@@ -63,4 +63,5 @@ def gist(told: Mapping[str, Any], evidence: Evidence) -> tuple[object, ...]:
     return (
         told.get("fallbackRequests"), told.get("expired"), told.get("lastVerified"), evidence.unverified,
         tuple(sorted(evidence.verified.items())), tuple(f.key for f in evidence.findings), evidence.not_storing,
+        bool(evidence.lead),
     )  # fmt: skip

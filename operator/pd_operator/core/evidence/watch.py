@@ -11,6 +11,7 @@ from pd_operator.core.evidence.counters import Counters, Track, follow
 from pd_operator.core.evidence.finding import HANDOFF, Finding, ordered, read, seconds_of
 from pd_operator.core.evidence.rules import HOLD, PAIR_HOLD, SliceView, judge
 from pd_operator.core.names import ROLES, Role
+from pd_operator.core.scaled import DEFAULT_LEAD, LeadTime
 
 MAX_UNVERIFIED: Final = 64  # names in a status
 SLACK: Final = 5.0  # requests that may be on their way from prefill to decode at a look
@@ -23,7 +24,7 @@ class Site:
 
     ready: Mapping[str, Mapping[Role, int]]  # serving slice -> role -> ready replicas
     lease: float = 30.0
-    lead: Mapping[Role, float] = field(default_factory=dict)  # seconds to a new ready replica
+    lead: Mapping[Role, LeadTime] = field(default_factory=dict)  # to a new ready replica, measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Evidence:
     totals: Mapping[str, float] = field(default_factory=dict)
     last_verified: float | None = None
     unread: tuple[str, ...] = ()  # names of ready pods whose engine's page was never read
+    lead: Mapping[Role, LeadTime] = field(default_factory=dict)  # to a new ready replica, measured
     not_storing: tuple[str, ...] = ()  # pods whose LMCache server was asked for what it does not have and stored nothing
 
 
@@ -106,11 +108,12 @@ def look(record: Record, pages: Sequence[Counters], site: Site, now: float) -> t
         last_verified=verified_at,
         looked=True,
     )
-    return after, _evidence(after, told, now)
+    return after, _evidence(after, told, site, now)
 
 
 def _view(name: str, mine: tuple[Track, ...], ready: Mapping[Role, int], known: SliceRecord, site: Site) -> SliceView:
-    hold = {role: max(PAIR_HOLD, 1.5 * site.lead.get(role, 0.0)) for role in ROLES}
+    lead = {role: site.lead[role].p90 if role in site.lead else DEFAULT_LEAD for role in ROLES}
+    hold = {role: max(PAIR_HOLD, 1.5 * lead[role]) for role in ROLES}
     return SliceView(name, mine, ready, known.paired, known.lost_since, known.stuck_since, hold, site.lease)
 
 
@@ -186,7 +189,7 @@ def _totals(record: Record, tracks: Mapping[tuple[str, str], Track]) -> dict[str
     return {name: found[name] + shown[name] for name in TOTALS}
 
 
-def _evidence(record: Record, findings: tuple[Finding, ...], now: float) -> Evidence:
+def _evidence(record: Record, findings: tuple[Finding, ...], site: Site, now: float) -> Evidence:
     accused = {f.subject for f in findings if f.reason in HANDOFF}
     verified: dict[Role, int] = dict.fromkeys(ROLES, 0)
     unverified, unread = [], []
@@ -202,9 +205,16 @@ def _evidence(record: Record, findings: tuple[Finding, ...], now: float) -> Evid
         else:
             unverified.append(page.pod)
     return Evidence(
-        now, findings, verified, tuple(sorted(unverified)[:MAX_UNVERIFIED]), record.totals, record.last_verified,
-        tuple(sorted(unread)), tuple(sorted(_not_storing(record))),
-    )  # fmt: skip
+        now,
+        findings,
+        verified,
+        tuple(sorted(unverified)[:MAX_UNVERIFIED]),
+        record.totals,
+        record.last_verified,
+        unread=tuple(sorted(unread)),
+        lead=site.lead,
+        not_storing=tuple(sorted(_not_storing(record))),
+    )
 
 
 def _not_storing(record: Record) -> list[str]:

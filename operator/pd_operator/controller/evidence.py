@@ -17,6 +17,7 @@ from pd_operator.api.scalars import seconds
 from pd_operator.controller.loop import Key
 from pd_operator.controller.roster import Entry, Roster
 from pd_operator.core.evidence import told
+from pd_operator.core.evidence.attainment import Objectives
 from pd_operator.core.evidence.counters import Counters
 from pd_operator.core.evidence.watch import Evidence, Record, Site, look, restore
 from pd_operator.core.names import ROLE, ROLES, SLICE, Role
@@ -37,7 +38,7 @@ class _Known:
 
     uid: str
     record: Record
-    handoff: dict[str, Any]  # as status would tell it
+    told: dict[str, Any]  # handoff and attainment as status would tell them
     gist: tuple[object, ...] = ()
     starts: dict[str, float] = field(default_factory=dict)  # uid of a pod -> seconds to its being ready, as first seen
     lead: dict[Role, LeadTime] = field(default_factory=dict)
@@ -114,9 +115,9 @@ class EvidenceLoop:
     async def _one(self, entry: Entry, pages: tuple[Counters, ...], now: float) -> None:
         known = await self._recall(entry)
         known.record, evidence = look(known.record, pages, self._site(entry, known), now)
-        known.handoff = told.handoff(evidence, {"handoff": known.handoff})
+        known.told = {"handoff": told.handoff(evidence, known.told), "attainment": told.attainment(evidence, known.told)}
         self._roster.saw(entry, evidence)
-        gist = told.gist(known.handoff, evidence)
+        gist = told.gist(known.told, evidence)
         if gist != known.gist:
             known.gist = gist
             _log(entry.key, evidence)
@@ -128,7 +129,7 @@ class EvidenceLoop:
         if known is None or known.uid != entry.uid:
             live = await self._client.get("PDDeployment", *entry.key)
             status = (live or {}).get("status") or {}
-            known = self._known[entry.key] = _Known(entry.uid, restore(status), dict(status.get("handoff") or {}))
+            known = self._known[entry.key] = _Known(entry.uid, restore(status), dict(status))
         return known
 
     def _site(self, entry: Entry, known: _Known) -> Site:
@@ -143,7 +144,19 @@ class EvidenceLoop:
             found = lead_time(known.starts[p.uid] for p in pods if p.labels.get(ROLE) == role and p.uid in known.starts)
             if found is not None:
                 known.lead[role] = found
-        return Site(ready, seconds(entry.spec.handoff.lease_duration), dict(known.lead))
+        return Site(ready, seconds(entry.spec.handoff.lease_duration), dict(known.lead), _objectives(entry))
+
+
+def _objectives(entry: Entry) -> Objectives:
+    slo = entry.spec.slo
+    if slo is None:
+        return Objectives()
+    return Objectives(
+        seconds(slo.ttft) if slo.ttft else None,
+        seconds(slo.ttft_per_thousand_tokens) if slo.ttft_per_thousand_tokens else 0.0,
+        seconds(slo.itl) if slo.itl else None,
+        slo.percentile,
+    )
 
 
 def _counts(labels: Mapping[str, str], slice_: str, role: Role) -> bool:

@@ -58,3 +58,33 @@ class EvidenceMetrics(Collector):
                 proved.add_metric(key, evidence.last_verified)
             unread.add_metric(key, len(evidence.unread))
         yield from (*counters.values(), verified, findings, proved, unread)
+        yield from self._attained()
+
+    def _attained(self) -> Iterable[Metric]:
+        share = GaugeMetricFamily(
+            "pd_operator_attainment_ratio", "Share of requests within an objective: ttft, itl.", labels=[*OBJECT, "objective"]
+        )
+        goodput = GaugeMetricFamily(
+            "pd_operator_goodput_ratio", "Share of requests within both objectives, at least (min) and at most (max).",
+            labels=[*OBJECT, "bound"],
+        )  # fmt: skip
+        window = GaugeMetricFamily("pd_operator_attainment_window_seconds", "Time that the shares cover.", labels=OBJECT)
+        ended = CounterMetricFamily(
+            "pd_operator_requests",
+            "Requests by who counted them and how they ended; what a program does not count is absent.",
+            labels=[*OBJECT, "by", "outcome"],
+        )
+        for entry in self._roster.watched():
+            evidence = self._roster.evidence(entry.key, entry.uid)
+            if evidence is None:
+                continue
+            key, found = list(entry.key), evidence.attained
+            for name, value in (("ttft", found.ttft), ("itl", found.itl)):
+                if value is not None:
+                    share.add_metric([*key, name], value)
+            for bound, value in zip(("min", "max"), found.goodput or (), strict=False):
+                goodput.add_metric([*key, bound], value)
+            window.add_metric(key, found.window)
+            for (by, outcome), count in sorted(evidence.outcomes.items()):
+                ended.add_metric([*key, by, outcome], count)
+        yield from (share, goodput, window, ended)

@@ -44,6 +44,8 @@ def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
     if snapshot.upstream.backpressure is not None:
         lead = snapshot.scaled.lead if snapshot.scaled else snapshot.evidence.lead if snapshot.evidence else {}
         status["backpressure"] = backpressure.status(snapshot.upstream.backpressure, lead, snapshot.status)
+    if attained := told.attainment(snapshot.evidence, snapshot.status):
+        status["attainment"] = attained
     if handoff := told.handoff(snapshot.evidence, snapshot.status):
         status["handoff"] = handoff
     if plan.placing.excluded:  # absent and not empty without placement: what is not asked for is not shown

@@ -100,3 +100,17 @@ def _grown(before: Grown, after: Grown) -> Grown:
         if name not in GAUGES and old is not None:
             found[name] = value - old if value >= old else value
     return found
+
+
+def grown_buckets(
+    before: Mapping[str, Mapping[float, float]], after: Mapping[str, Mapping[float, float]]
+) -> dict[str, dict[float, float]]:
+    """How many observations came, by name and upper bound; a histogram whose total fell was reset with its process."""
+    found = {}
+    for name, new in after.items():
+        old = before.get(name)
+        if old is None or not new:
+            continue
+        reset = new[max(new)] < old.get(max(new), 0.0)
+        found[name] = {bound: count if reset else count - old.get(bound, 0.0) for bound, count in new.items()}
+    return found

@@ -83,7 +83,7 @@ def _decode(view: SliceView, now: float) -> Iterator[Finding]:
             continue
         when = track.signs(lambda g: g.get("failed_transfers", 0.0) > 0)
         if failed >= FAILED_SHARE * (failed + moved) and _holds(when, track) and not _mended(track.steps[-1].grown):
-            yield _failing(view, track, failed, moved, when[0])
+            yield _failing(view, track, when[0])
             continue
         works = works or track.total("transfers", now - RECENT) not in (None, 0.0)
         when = track.signs(lambda g: (fallbacks(g) or 0.0) > 0)
@@ -103,8 +103,9 @@ def _decode(view: SliceView, now: float) -> Iterator[Finding]:
         yield _silent(view, silent)
 
 
-def _failing(view: SliceView, track: Track, failed: float, moved: float, since: float) -> Finding:
+def _failing(view: SliceView, track: Track, since: float) -> Finding:
     pod = track.last.pod
+    failed, moved = (track.total(name, since - 1.0) or 0.0 for name in ("failed_transfers", "transfers"))
     text = (
         f"decode pod {pod}: {failed:.0f} transfers from prefill failed and {moved:.0f} ended since {clock(since)}; it computes "
         f"those prompts itself. Next: kubectl logs {pod} -c engine, for NIXL's words; check the way to prefill's side channel, "

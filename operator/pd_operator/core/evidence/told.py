@@ -11,6 +11,7 @@ from pd_operator.core.evidence.watch import Evidence
 from pd_operator.core.names import Role
 
 STEP: Final = 0.1  # a count is told anew when it grew by this share
+POINTS: Final = 2.0  # percentage points
 OFTEN: Final = 600.0  # seconds between two new values of lastVerified
 
 
@@ -39,6 +40,36 @@ def _counted(number: float, before: Any) -> int:
     return old if old is not None and old > 0 and old <= number <= old * (1 + STEP) else int(number)
 
 
+def attainment(evidence: Evidence | None, previous: Mapping[str, Any]) -> dict[str, Any]:
+    """status.attainment: told anew when a share moved by more than `POINTS`, met its percentile or ceased to, or is not known any
+    more; what was told before while no look was made."""
+    before: Mapping[str, Any] = previous.get("attainment") or {}
+    if evidence is None:
+        return dict(before)
+    found = evidence.attained
+    if found.ttft is None and found.itl is None:
+        return {}
+    shares = {"ttft": found.ttft, "itl": found.itl}
+    if before and not any(_moved(str(before.get(name, "")), share, found.percentile) for name, share in shares.items()):
+        return dict(before)
+    told: dict[str, Any] = {name: percent(share) for name, share in shares.items() if share is not None}
+    if found.goodput is not None:
+        told["goodputMin"], told["goodputMax"] = (percent(bound) for bound in found.goodput)
+    return {**told, "window": f"{found.window:.0f}s", "age": f"{found.age:.0f}s"}
+
+
+def _moved(before: str, share: float | None, percentile: int) -> bool:
+    if share is None or not before:
+        return (share is None) != (not before)
+    old = float(before.removesuffix("%"))
+    return abs(100 * share - old) > POINTS or (old >= percentile) != (round(100 * share, 1) >= percentile)
+
+
+def percent(share: float) -> str:
+    """0.975 -> 97.5%."""
+    return f"{100 * share:.1f}%"
+
+
 def verified(evidence: Evidence | None, previous: Mapping[str, Any], role: Role) -> int:
     """verifiedReplicas of a role; what was told before while no look was made."""
     if evidence is not None:
@@ -60,8 +91,9 @@ def degraded(evidence: Evidence | None, previous: Mapping[str, Any], others: Seq
 
 def gist(told: Mapping[str, Any], evidence: Evidence) -> tuple[object, ...]:
     """What of a look status tells, as a value to compare: asks for a reconcile when it differs."""
+    mine = told.get("handoff") or {}
     return (
-        told.get("fallbackRequests"), told.get("expired"), told.get("lastVerified"), evidence.unverified,
+        mine.get("fallbackRequests"), mine.get("expired"), mine.get("lastVerified"), evidence.unverified,
         tuple(sorted(evidence.verified.items())), tuple(f.key for f in evidence.findings), evidence.not_storing,
-        bool(evidence.lead),
+        bool(evidence.lead), tuple(sorted(told.get("attainment", {}).items())),
     )  # fmt: skip

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pd_operator.api.conditions import Reason
+from pd_operator.core.evidence import attainment
+from pd_operator.core.evidence.attainment import Attained, Objectives, Point
 from pd_operator.core.evidence.counters import Counters, Track, follow
 from pd_operator.core.evidence.finding import HANDOFF, Finding, ordered, read, seconds_of
 from pd_operator.core.evidence.rules import HOLD, PAIR_HOLD, SliceView, judge
@@ -25,6 +27,7 @@ class Site:
     ready: Mapping[str, Mapping[Role, int]]  # serving slice -> role -> ready replicas
     lease: float = 30.0
     lead: Mapping[Role, LeadTime] = field(default_factory=dict)  # to a new ready replica, measured
+    slo: Objectives = field(default_factory=Objectives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Record:
     proven: frozenset[str] = frozenset()  # uids of prefill pods
     totals: Mapping[str, float] = field(default_factory=dict)
     last_verified: float | None = None
+    points: tuple[Point, ...] = ()
+    outcomes: Mapping[tuple[str, str], float] = field(default_factory=dict)
     looked: bool = False  # whether a look was made since the start of this process
     unverified: frozenset[str] | None = None  # names, from the status; None: all of them
     verified_before: float = 0.0  # a pod made later is in no list of that status
@@ -65,6 +70,8 @@ class Evidence:
     last_verified: float | None = None
     unread: tuple[str, ...] = ()  # names of ready pods whose engine's page was never read
     lead: Mapping[Role, LeadTime] = field(default_factory=dict)  # to a new ready replica, measured
+    attained: Attained = field(default_factory=Attained)
+    outcomes: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (counted by, outcome) -> requests
     not_storing: tuple[str, ...] = ()  # pods whose LMCache server was asked for what it does not have and stored nothing
 
 
@@ -98,6 +105,7 @@ def look(record: Record, pages: Sequence[Counters], site: Site, now: float) -> t
     moved = any((_newest(t, record) or {}).get("transfers", 0.0) > 0 for t in tracks.values())
     verified_at = now if moved else record.last_verified
     told = ordered(findings)
+    came = attainment.point(record.tracks, tracks.values(), now)
     after = replace(
         record,
         tracks=tracks,
@@ -106,6 +114,8 @@ def look(record: Record, pages: Sequence[Counters], site: Site, now: float) -> t
         proven=proven,
         totals=_totals(record, tracks),
         last_verified=verified_at,
+        points=(*(p for p in record.points if p.time > now - attainment.WINDOW), came),
+        outcomes=attainment.outcomes(record.outcomes, came),
         looked=True,
     )
     return after, _evidence(after, told, site, now)
@@ -213,6 +223,8 @@ def _evidence(record: Record, findings: tuple[Finding, ...], site: Site, now: fl
         record.last_verified,
         unread=tuple(sorted(unread)),
         lead=site.lead,
+        attained=attainment.attained(record.points, site.slo, now),
+        outcomes=record.outcomes,
         not_storing=tuple(sorted(_not_storing(record))),
     )
 

@@ -114,6 +114,12 @@ class Cluster:
     def _roll(self, name: str, d: Deployment) -> None:
         spec, wanted = d.manifest["spec"], int(d.manifest["spec"]["replicas"])
         pods = self._live(name)
+        if spec.get("paused"):  # no pod of another template; the number goes on
+            for _ in range(wanted - len(pods) if pods else 0):
+                self.pods.append(Pod(f"{name}-{next(self.numbers)}", name, pods[0].template))
+            for p in sorted(pods, key=lambda p: p.ready)[: max(0, len(pods) - wanted)]:
+                self._end(p)
+            return
         new = [p for p in pods if p.template == spec["template"]]
         old = [p for p in pods if p.template != spec["template"]]
         if spec["strategy"]["type"] == "Recreate" and old:
@@ -182,6 +188,7 @@ class Cluster:
             updated=sum(p.template == spec["template"] for p in pods),
             available=ready,
             template_labels=spec["template"]["metadata"]["labels"],
+            paused=bool(spec.get("paused")),
         )
 
     def child(self, d: Deployment) -> ChildFact:

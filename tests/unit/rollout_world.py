@@ -17,6 +17,7 @@ from rollout_cluster import Cluster, Deployment, matches
 
 from pd_operator.api.conditions import Reason
 from pd_operator.api.types import PDDeploymentSpec
+from pd_operator.core.kept import Scaling
 from pd_operator.core.names import COMPONENT, FRONT, REVISION, ROLES, SLICE
 from pd_operator.core.plan import Plan, make_plan
 from pd_operator.core.prune import Deletion, prune
@@ -80,6 +81,7 @@ class World(Cluster):
             bundle = render(snapshot, plan)
             plan = replace(plan, renderer_changed=bundle.renderer_changed)
             writes += [lambda m=m: self._apply(m) for stage in bundle.stages for m in stage]
+            writes += [lambda s=s: self._number(s) for s in plan.scalings]
             writes += [lambda r=r: self._scale(r) for r in ROLES if plan.pools[r].scale]
             writes += [lambda d=d: self._delete(d) for d in prune(snapshot, plan, bundle.keys)]
         done = 0
@@ -116,6 +118,13 @@ class World(Cluster):
             self.broken_rules.append(f"the selector of {name} changed: the server refuses that")
         old.generation += old.manifest["spec"] != manifest["spec"]
         old.manifest = manifest
+        return 1
+
+    def _number(self, scaling: Scaling) -> int:
+        """A merge patch of `spec.replicas`."""
+        found = self.deployments[scaling.name]
+        found.manifest = {**found.manifest, "spec": {**found.manifest["spec"], "replicas": scaling.replicas}}
+        found.generation += 1
         return 1
 
     def _scale(self, role: str) -> int:

@@ -140,8 +140,6 @@ UNBUILT = {
     "engine.type",
     "rollout.maxSurge",
     "rollout.maxUnavailable",
-    "rollout.paused",
-    "rollout.progressDeadlineSeconds",
     "verification",
     *(f"{role}.nodes" for role in ROLES),
 }
@@ -168,7 +166,7 @@ def test_both_routers_are_built(kind: str) -> None:
 
 
 def test_the_first_refusal_is_shown_and_the_others_are_counted() -> None:
-    plan = make_plan(make_snapshot({"prefill": {"nodes": 2}, "rollout": {"paused": True}}))
+    plan = make_plan(make_snapshot({"prefill": {"nodes": 2}, "rollout": {"maxSurge": 1}}))
     assert plan.refusal is not None and plan.refusal.field == "spec.prefill.nodes" and plan.more_refusals == 1
 
 

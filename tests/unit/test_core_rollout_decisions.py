@@ -148,7 +148,7 @@ def test_recreate_makes_nothing_before_the_old_slice_is_gone() -> None:
 def test_a_refused_spec_leaves_every_slice_as_it_is() -> None:
     children, pods = whole_slice(A, front=True)
     for rollout in ("RollingUpdate", "Recreate"):
-        changes = builders.deep(NEW, {"rollout": {"type": rollout, "paused": True}})
+        changes = builders.deep(NEW, {"rollout": {"type": rollout, "maxSurge": 1}})
         snapshot = make_snapshot(changes, children=children, pods=pods)
         plan = make_plan(snapshot)
         assert plan.refusal is not None

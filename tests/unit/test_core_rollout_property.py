@@ -27,6 +27,7 @@ STEP = st.one_of(
     st.tuples(st.just("gpus"), st.integers(1, 8)),
     st.tuples(st.just("lose"), st.integers(0, 5)),
     st.tuples(st.just("refuse"), st.booleans()),
+    st.tuples(st.just("pause"), st.booleans()),
     st.tuples(st.just("gateway"), st.booleans()),
     st.tuples(st.just("crash"), st.integers(0, 12)),
     st.tuples(st.just("tick"), st.integers(1, 4)),
@@ -58,6 +59,8 @@ def do(world: World, step: tuple[Any, ...]) -> None:
         case ("lose", n):
             world.lose(n)
         case ("refuse", value):
+            world.edit({"rollout": {"maxSurge": 1 if value else "25%"}})
+        case ("pause", value):
             world.edit({"rollout": {"paused": value}})
         case ("gateway", value):
             world.edit({"gateway": {"parentRefs": [{"name": "public"}]} if value else None})
@@ -82,7 +85,7 @@ def test_every_history_ends_with_one_serving_slice(history: list[tuple[Any, ...]
         do(world, step)
     world.broken.clear()
     world.gpus = 1000
-    world.edit({"suspend": False, "rollout": {"paused": False}})
+    world.edit({"suspend": False, "rollout": {"paused": False, "maxSurge": "25%"}})
     world.settle()
     assert world.broken_rules == []
     assert [s.revision for s in world.plan.rollout.slices] == [world.plan.revision]

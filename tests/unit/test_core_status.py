@@ -247,11 +247,11 @@ def test_a_renderer_that_changed_is_told_and_holds_nothing_back() -> None:
 
 
 def test_refused_before_anything_exists() -> None:
-    status = status_of(make_snapshot({"rollout": {"paused": True}}))
+    status = status_of(make_snapshot({"rollout": {"maxSurge": 1}}))
     found = conditions(status)
     for type_ in ("Accepted", "Ready", "Progressing"):
         assert (found[type_]["status"], found[type_]["reason"]) == ("False", "NotImplemented")
-    assert found["Stalled"]["status"] == "True" and "spec.rollout.paused" in found["Stalled"]["message"]
+    assert found["Stalled"]["status"] == "True" and "spec.rollout.maxSurge" in found["Stalled"]["message"]
     assert "nothing is made" in found["PrefillReady"]["message"] and "nothing is made" in found["Placed"]["message"]
     assert status["slices"] == [] and status["servingSlices"] == 0
     assert kstatus({"metadata": {"generation": 1}, "status": status}) == "Failed"
@@ -259,7 +259,7 @@ def test_refused_before_anything_exists() -> None:
 
 def test_refused_while_serving_says_that_it_serves() -> None:
     base = serving()
-    changes = {"engine": {"args": ["--new"]}, "rollout": {"paused": True, "type": "Recreate"}}
+    changes = {"engine": {"args": ["--new"]}, "rollout": {"maxSurge": 1, "type": "Recreate"}}
     status = status_of(make_snapshot(changes, children=base.children, pods=base.pods))
     assert status["servingSlices"] == 1 and status["currentRevision"] == REV
     assert [(s["name"], s["state"]) for s in status["slices"]] == [(SLICE, "Serving")]
@@ -268,7 +268,7 @@ def test_refused_while_serving_says_that_it_serves() -> None:
 
 
 def test_several_refusals_show_the_first_and_the_number_of_others() -> None:
-    found = conditions(status_of(make_snapshot({"rollout": {"paused": True, "maxSurge": 1}, "decode": {"nodes": 2}})))
+    found = conditions(status_of(make_snapshot({"rollout": {"maxUnavailable": 1, "maxSurge": 1}, "decode": {"nodes": 2}})))
     assert found["Accepted"]["message"].startswith("spec.decode.nodes") and found["Accepted"]["message"].endswith("(and 2 more)")
 
 

@@ -101,6 +101,8 @@ class Reason(StrEnum):
     ROLLING_OUT = "RollingOut"
     NO_CAPACITY_FOR_PAIR = "NoCapacityForPair"
     WEIGHTS_NOT_ENFORCEABLE = "WeightsNotEnforceable"
+    PAUSED = "Paused"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
     AS_EXPECTED = "AsExpected"
     RENDERER_CHANGED = "RendererChanged"
 
@@ -301,6 +303,16 @@ REASONS: Mapping[Reason, ReasonDoc] = {
         (Type.PROGRESSING,),
         "The new revision does not fit beside the old one.",
         "Add the resources that the message names; otherwise the old slice goes first.",
+    ),
+    Reason.PAUSED: ReasonDoc(
+        (Type.PROGRESSING,),
+        "spec.rollout.paused is true and a change waits: nothing new is begun and nothing that serves ends; pools scale as ever.",
+        "Set rollout.paused to false when the change may go on.",
+    ),
+    Reason.DEADLINE_EXCEEDED: ReasonDoc(
+        (Type.PROGRESSING, Type.STALLED),
+        "A Deployment of the new slice made no progress for rollout.progressDeadlineSeconds; the message has the cause.",
+        "Mend what the message names: it goes on by itself. Or set the spec back: what served before serves.",
     ),
     Reason.WEIGHTS_NOT_ENFORCEABLE: ReasonDoc(
         (Type.PROGRESSING,),

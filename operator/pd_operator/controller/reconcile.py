@@ -165,6 +165,10 @@ class Reconciler:
         writes = 0
         for stage in bundle.stages:
             writes += await self._applier.apply(stage)
+        for one in plan.scalings:
+            patch = {"metadata": {"uid": one.uid}, "spec": {"replicas": one.replicas}}
+            await self._client.merge(one.kind, snapshot.namespace, one.name, patch)
+            writes += 1
         for role, mine in plan.pools.items():
             if mine.scale:
                 await self._client.scale("PDPool", snapshot.namespace, pool(snapshot.name, role), mine.number)

@@ -79,8 +79,6 @@ def _not_implemented(spec: PDDeploymentSpec) -> Iterator[Refusal]:
         (spec.decode.nodes > 1, "decode.nodes", spec.decode.nodes, "1"),
         (rollout.max_surge != "25%", "rollout.maxSurge", rollout.max_surge, "25%"),
         (rollout.max_unavailable != "25%", "rollout.maxUnavailable", rollout.max_unavailable, "25%"),
-        (rollout.paused, "rollout.paused", "true", "false"),
-        (rollout.progress_deadline_seconds != 1800, "rollout.progressDeadlineSeconds", rollout.progress_deadline_seconds, "1800"),
         (spec.verification in ("Required", "Advisory"), "verification", spec.verification, "Disabled, or leave it out"),
     ]
     for refused, field, value, accepted in table:

@@ -94,6 +94,8 @@ class WorkloadFact:
     available: int = 0
     template_labels: Mapping[str, str] = field(default_factory=dict)
     failure: str = ""  # message of the condition ReplicaFailure: why pods cannot be created
+    late: bool = False  # condition Progressing: its controller saw no progress for progressDeadlineSeconds
+    paused: bool = False  # spec.paused: a changed template rolls no pod
     shape: PodShape | None = None  # of the template, for engines that have a site
 
 

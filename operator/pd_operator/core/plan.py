@@ -10,11 +10,13 @@ from pd_operator.core.capabilities import Refusal, Unproven
 from pd_operator.core.compatibility import review
 from pd_operator.core.compatibility_verdict import judge
 from pd_operator.core.front import Front, leave_first, plan_front, told
+from pd_operator.core.kept import Scaling, follow, scalings
 from pd_operator.core.names import Role, controller_revision
 from pd_operator.core.placing import Placing, place_slices
 from pd_operator.core.pools import PoolPlan, plan_pools
 from pd_operator.core.revision import pairing_hash, pods_hash
 from pd_operator.core.rollout import RolloutPlan, SlicePlan, State, hold, plan_rollout
+from pd_operator.core.rollout_bounds import late, pause
 from pd_operator.core.snapshot import Snapshot
 
 HISTORY = 5  # ControllerRevisions kept beyond those in use, as spec.revisionHistoryLimit of other workloads has 10
@@ -32,6 +34,7 @@ class Plan:
     placing: Placing
     pools: Mapping[Role, PoolPlan]
     front: Front
+    scalings: tuple[Scaling, ...]
     kept_revisions: frozenset[str]  # names of ControllerRevisions
     renderer_changed: bool = False  # filled in once the templates were rendered
     unproven: tuple[Unproven, ...] = ()  # accepted, and left to verification
@@ -79,7 +82,9 @@ def make_plan(snapshot: Snapshot) -> Plan:
         placing, rollout, front = Placing(()), hold(snapshot, refusals[0].reason), Front(told(snapshot))
     else:
         placing = place_slices(snapshot, revision, totals)
-        rollout = leave_first(snapshot, plan_rollout(snapshot, revision, placing.targets, placing.lacking))
+        rollout = plan_rollout(snapshot, revision, placing.targets, placing.lacking)
+        rollout = late(snapshot, placing.targets, pause(snapshot, revision, placing.targets, rollout))
+        rollout = leave_first(snapshot, follow(snapshot, revision, rollout, totals))
         front = plan_front(snapshot, rollout, totals)
     return Plan(
         revision=revision,
@@ -89,6 +94,7 @@ def make_plan(snapshot: Snapshot) -> Plan:
         rollout=rollout,
         placing=placing,
         pools=pools,
+        scalings=() if refusals else scalings(snapshot, revision, rollout),
         front=front,
         kept_revisions=_kept(snapshot, revision, pods, rollout),
         unproven=judge(snapshot.spec, snapshot.upstream, snapshot.images, snapshot.model).unproven,

@@ -213,8 +213,12 @@ def _kstatus(plan: Plan, ready: Condition) -> list[Condition]:
     if plan.refusal is not None:
         stalled = Condition(Type.STALLED, "True", plan.refusal.reason, plan.refusal.message)
         return [Condition(Type.RECONCILING, "False", Reason.AS_EXPECTED), stalled]
+    if plan.rollout.reason is Reason.DEADLINE_EXCEEDED:
+        stalled = Condition(Type.STALLED, "True", plan.rollout.reason, plan.rollout.message)
+        return [Condition(Type.RECONCILING, "False", Reason.AS_EXPECTED), stalled]
     suspended = ready.reason == Reason.SUSPENDED
-    moving = plan.rollout.reason in (Reason.ROLLING_OUT, Reason.NO_CAPACITY_FOR_PAIR) or (ready.status != "True" and not suspended)
+    waits = plan.rollout.reason in (Reason.ROLLING_OUT, Reason.NO_CAPACITY_FOR_PAIR, Reason.PAUSED)
+    moving = waits or (ready.status != "True" and not suspended)
     message = plan.rollout.message if plan.rollout.reason is not Reason.UPDATED else ready.message
     reconciling = Condition(Type.RECONCILING, "True", ready.reason if ready.status != "True" else plan.rollout.reason, message)
     return [

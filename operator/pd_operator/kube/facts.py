@@ -226,6 +226,10 @@ def _workload(obj: Mapping[str, Any], site: str) -> WorkloadFact:
             (c.get("message", "") for c in status.get("conditions", ()) if c["type"] == "ReplicaFailure" and c["status"] == "True"),
             "",
         ),
+        late=any(
+            c["type"] == "Progressing" and c.get("reason") == "ProgressDeadlineExceeded" for c in status.get("conditions", ())
+        ),
+        paused=bool(spec.get("paused")),
         shape=pod_shape(spec.get("template", {}).get("spec", {})) if site else None,
     )
 

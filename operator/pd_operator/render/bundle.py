@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pd_operator.api.types import API_VERSION
+from pd_operator.core.kept import followers, spec_of
 from pd_operator.core.names import (
     APPLIED_HASH,
     COMPONENT,
@@ -44,18 +45,19 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
 
     The ControllerRevision comes first: after a crash the next reconcile finds the same templates (invariant I9). Pod
     templates of engines come from it, so that another version of the operator changes none (invariant I12). Slices of
-    other revisions are not rendered: they stay as they are until they go.
+    other revisions are not rendered, but for their routers: they stay as they are until they go.
     """
     accounts = access.accounts(snapshot)
     shared = [access.binding(snapshot), network.front_service(snapshot), network.engine_policy(snapshot), *_budgets(snapshot)]
     pools = [_pool(snapshot, plan, role) for role in ROLES]
     gateway = snapshot.spec.gateway
     routes = [network.route(snapshot, plan.front, gateway)] if gateway is not None else []  # after the Services that it names
+    others = _old_routers(snapshot, plan)
     if not plan.targets:
-        return _bundle([accounts, [*shared, *pools], routes], False)
+        return _bundle([accounts, [*shared, *pools], [*routes, *others]], False)
     fresh, stored, templates = _templates(snapshot, plan.revision, plan.pods)
     services: list[objects.Manifest] = []
-    workloads: list[objects.Manifest] = [*routes]
+    workloads: list[objects.Manifest] = [*routes, *others]
     for target in plan.targets:
         services.append(network.slice_service(snapshot, target))
         counts = target.replicas or {}
@@ -68,6 +70,16 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
     first = [] if stored else [_revision(snapshot, plan, templates)]
     changed = stored is not None and any(dict(templates[role]) != fresh[role] for role in ROLES)
     return _bundle([[*first, *accounts], [*shared, *pools, *services], workloads], changed)
+
+
+def _old_routers(snapshot: Snapshot, plan: Plan) -> list[objects.Manifest]:
+    """Routers of older revisions that serve: what is live in spec.router reaches them (core/kept.py)."""
+    made = []
+    for slice_ in followers(plan.revision, plan.rollout):
+        spec = spec_of(snapshot, slice_.revision)
+        if spec is not None:
+            made.append(router.deployment(replace(snapshot, spec=spec), slice_))
+    return made
 
 
 def _bundle(stages: list[list[objects.Manifest]], changed: bool) -> Bundle:

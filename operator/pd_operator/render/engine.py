@@ -76,11 +76,18 @@ def deployment(snapshot: Snapshot, role: Role, slice_: SlicePlan, replicas: int,
         "strategy": strategy,
         "progressDeadlineSeconds": rollout.progress_deadline_seconds,
         "revisionHistoryLimit": 2,
+        **_paused(snapshot, workload(name, role)),
         "template": site.template_of(template, snapshot, slice_, role),
     }
     manifest = objects.manifest("apps/v1", "Deployment", snapshot, workload(name, role), labels, spec=body)
     where = slice_.site.encode()
     return {**manifest, "metadata": {**manifest["metadata"], "annotations": {SITE: where}}} if where else manifest
+
+
+def _paused(snapshot: Snapshot, name: str) -> dict[str, bool]:
+    """`paused` of a Deployment that has pods: one without would never get any, for a paused one makes no ReplicaSet."""
+    child = snapshot.child("Deployment", name)
+    return {"paused": True} if snapshot.spec.rollout.paused and child and child.workload and child.workload.replicas else {}
 
 
 def _engine(snapshot: Snapshot, role: Role, model: Model) -> dict[str, Any]:

@@ -50,6 +50,7 @@ def deployment(snapshot: Snapshot, slice_: SlicePlan) -> objects.Manifest:
         "replicas": snapshot.spec.router.replicas,
         "selector": {"matchLabels": selector},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "progressDeadlineSeconds": snapshot.spec.rollout.progress_deadline_seconds,
         "revisionHistoryLimit": 2,
         "template": template,
     }

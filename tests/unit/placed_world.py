@@ -155,6 +155,21 @@ class PlacedWorld(World):
         if self.plan.rollout.reason is not Reason.NO_CAPACITY_FOR_PAIR:
             self.broken_rules.append(f"{gone.slice} served and was ended: {self.plan.rollout.message}")
 
+    def _other_complete(self, slice_: str) -> bool:
+        """Or another slice that serves, with more ready pairs."""
+        return super()._other_complete(slice_) or any(
+            self._fronted(other) and self._effective(other) > self._effective(slice_)
+            for other in {d.slice for d in self.deployments.values()} - {slice_}
+        )
+
+    def _fronted(self, slice_: str) -> bool:
+        return any(p.ready and FRONT in p.labels and p.labels[SLICE] == slice_ for p in self.pods)
+
+    def _effective(self, slice_: str) -> int:
+        ready = [sum(p.ready for p in self.pods if p.labels[SLICE] == slice_ and p.labels.get(ROLE) == role) for role in ROLES]
+        p, d = (self.changes.get(role, {}).get("replicas", 1) for role in ROLES)
+        return min(ready[0] * d, ready[1] * p)
+
     def _current(self) -> bool:
         rolled = all(d.observed == d.generation and self.rolled(d) for d in self.deployments.values())
         return rolled and {d.manifest["metadata"]["labels"]["pdserve.dev/revision"] for d in self.deployments.values()} == {

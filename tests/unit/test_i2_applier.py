@@ -12,7 +12,7 @@ import pytest
 from builders import NAMESPACE, UID, by_name, rendered
 
 from pd_operator.controller.applier import EXPECTATION, Applier, Written
-from pd_operator.core.names import APPLIED_HASH
+from pd_operator.core.names import APPLIED_HASH, SLICE
 from pd_operator.core.observed import ChildFact
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.store import Key, Store, owner_of
@@ -49,6 +49,15 @@ def applier(fact: ChildFact | None = FACT, written: bool = True, age: float = 0.
 OLD = EXPECTATION + 1
 CASES: dict[str, tuple[Callable[[], Applier], bool]] = {
     "nothing known, as after a restart": (lambda: applier(written=False), True),
+    "nothing known, and a list shows what was applied": (lambda: applier(replace(FACT, intact=True), written=False), False),
+    "nothing known, and a list shows what was applied for another manifest": (
+        lambda: applier(replace(FACT, intact=True, applied_hash="other"), written=False),
+        True,
+    ),
+    "nothing known, and a list shows what was applied for another owner": (
+        lambda: applier(replace(FACT, intact=True, owner_uid="other"), written=False),
+        True,
+    ),
     "nothing known and nothing there": (lambda: applier(None, written=False), True),
     "as it was written": (applier, False),
     "as it was written, long ago": (lambda: applier(age=OLD), False),
@@ -86,6 +95,17 @@ def test_an_older_object_of_that_name_that_goes_says_nothing_about_ours() -> Non
     found = applier(replace(FACT, uid="uid-0", resource_version="3"))
     found._store.remove("services", KEY)
     assert not found._differs(MANIFEST) and found.unseen([MANIFEST]) == ["Service chat"]
+
+
+def test_engines_that_no_watch_has_shown_are_told_with_their_site() -> None:
+    """Until the watch shows them, or their deletion, or it is so late that they are written again."""
+    fact = replace(FACT, kind="Deployment", site="there", labels={**FACT.labels, SLICE: "chat-1-0"})
+    for shown, age, expected in ((None, 0.0, {"chat-1-0": "there"}), (fact, 0.0, {}), (None, OLD, {})):
+        found = applier(shown, age=age)
+        found._made[UID] = {KEY: ("chat-1-0", "there")}  # type: ignore[dict-item]
+        assert found.unshown(UID) == expected and found.unshown("other") == {}
+        found.forget(NAMESPACE, builders.NAME)
+        assert found.unshown(UID) == {}
 
 
 OURS: dict[str, tuple[Callable[[], Applier], bool]] = {

@@ -124,6 +124,34 @@ def test_an_autoscaler_brings_a_floating_slice_up_whole() -> None:
     assert list(world.domains().values()) == [["b", "b"]] and world.broken_rules == []
 
 
+def test_a_move_to_where_more_fits_ends_although_not_all_fits_there() -> None:
+    """4 + 4 are wanted: 2 + 2 run in a, then b has room for 3 + 3. What waits for a node is not waited for."""
+    world = PlacedWorld(racks={"a0": ("a", 2), "a1": ("a", 2), "b0": ("b", 3), "b1": ("b", 3)}, guests={"b0": 3, "b1": 3})
+    world.edit({"prefill": {"replicas": 4}, "decode": {"replicas": 4}})
+    world.run(lambda w: w.clock >= 200)
+    assert [sorted(where) for where in world.domains().values()] == [["-"] * 4 + ["a"] * 4]
+    roles = sorted(p.labels["pdserve.dev/role"] for p in world.pods if p.bound and p.gpus)
+    assert roles == ["decode", "decode", "prefill", "prefill"]  # the room is for pairs, whoever asks first
+    world.guests.clear()
+    world.run(lambda w: list(world.domains().values()) == [["-", "-", *["b"] * 6]], limit=60)
+    assert world.slices() == {world.plan.revision: "Serving"} and world.broken_rules == []
+
+
+def test_names_of_slices_are_not_used_again() -> None:
+    """A ReplicaSet of a former slice may still make pods for the domain that it had."""
+    world = PlacedWorld(racks={"a0": ("a", 2), "b0": ("b", 2)})
+    names = []
+    for home in ("a", "b", "a", "b"):
+        world.guests = {f"{name}0": 0 if name == home else 2 for name in "ab"}
+        for p in [p for p in world.pods if p.gpus]:
+            world._end(p)
+        world.settle()
+        (name,) = world.domains()
+        assert world.domains()[name] == [home, home]
+        names.append(name[-1])
+    assert names == ["0", "1", "2", "3"] and world.broken_rules == []
+
+
 def test_where_the_new_revision_does_not_fit_the_old_one_ends_first_and_the_room_is_used_again() -> None:
     world = PlacedWorld(racks={"a0": ("a", 1), "a1": ("a", 1)})
     world.pairing_edit(1)

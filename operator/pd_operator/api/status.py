@@ -154,6 +154,9 @@ class PDDeploymentStatus(StatusModel):
         list[SliceStatus],
         Field(max_length=256, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = Field(default_factory=list, description="Slices, serving or dark.")
+    next_slice: Count | None = Field(
+        default=None, description="Number of the next new slice. With a topology key the name of a slice is never used again."
+    )
     excluded_domains: Annotated[
         list[ExcludedDomain],
         Field(max_length=256, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),

@@ -200,6 +200,7 @@ class Reconciler:
             status=obj.get("status", {}),
             children=children,
             pods=tuple(p for p in self._stores.pods.by_owner(namespace, name) if not p.lost(now)),
+            unshown=self._applier.unshown(uid),
             revisions=_revisions(children),
             missing=missing,
             install=self._install,

@@ -32,8 +32,14 @@ def slice_labels(deployment: str, component: str, slice_name: str, revision: str
 
 
 def slice_name(deployment: str, revision: str, index: int = 0) -> str:
-    """`chat`, `1a2b3c4d` -> `chat-1a2b3c4d-0`: 30 + 9 + 3 characters at most."""
+    """`chat`, `1a2b3c4d` -> `chat-1a2b3c4d-0`: 30 + 9 characters and the number."""
     return f"{deployment}-{revision}-{index}"
+
+
+def slice_number(slice_: str) -> int:
+    """`chat-1a2b3c4d-7` -> 7; -1 for what is no name of a slice."""
+    number = slice_.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
 
 
 def workload(slice_: str, role: str) -> str:

@@ -134,6 +134,9 @@ class ChildFact:
     generation: int = 0
     resource_version: str = ""
     digest: str = ""
+    intact: bool = field(
+        default=False, compare=False
+    )  # a list showed that it is what the hash says: nobody changed what we applied
     deleting: bool = False
     workload: WorkloadFact | None = None  # Deployments only
     route: RouteFact | None = None  # HTTPRoutes only

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from pd_operator.core.exclusions import EXCLUDED_NODE, Wedge, due, exclusions, recorded
 from pd_operator.core.ledger import Held, Room, domain_of_slice
-from pd_operator.core.names import ROLES, Role, slice_name
+from pd_operator.core.names import ROLES, Role, slice_name, slice_number
 from pd_operator.core.placement.capacity import HOSTNAME, NodeCapacity, ReplicaShape, Toleration, accelerators_of
 from pd_operator.core.placement.demand import CROSSING, Demand, Exclusion, active
+from pd_operator.core.placement.index import CapacityView
 from pd_operator.core.placement.planner import place
 from pd_operator.core.placement.result import Placement, Share
 from pd_operator.core.sites import Kind, Site, SliceTarget, decode
@@ -114,6 +115,11 @@ def _existing(snapshot: Snapshot, revision: str) -> list[Existing]:
         bound = [len(h.nodes) for h in held]
         both = [len(h.nodes) + h.reserved for h in held]
         found.append(Existing(name, site, _pair(wanted), _pair(both), _pair(bound), _domain(snapshot, name, site)))
+    for name, text in sorted(snapshot.unshown.items()):
+        if name.rpartition("-")[0] == f"{snapshot.name}-{revision}" and name not in snapshot.deployments():
+            site = decode(text)
+            reserved = [_held(snapshot, name, role).reserved for role in ROLES]
+            found.append(Existing(name, site, NONE, _pair(reserved), NONE, _domain(snapshot, name, site)))
     return found
 
 
@@ -152,21 +158,39 @@ def _observed(
     for one in sorted(stays, key=lambda e: (-sum(e.bound), -sum(e.held), e.name)):
         if one.key is not None:
             home.setdefault(one.key, one)
-    placement = place(_demand(snapshot, wanted, home, left), room.view)
+    demand = _demand(snapshot, wanted, home, left)
+    placement = place(demand, room.view)
+    halves = {domain: e for domain, e in home.items() if e.site.kind is Kind.PINNED and any(e.held) and not all(e.held)}
+    if not placement.domains and halves:
+        kept = {domain: held for domain, held in demand.running.items() if domain not in halves}
+        placement = place(replace(demand, running=kept), _without(snapshot, room, halves.values()))
     if not placement.domains:
         return _nowhere(snapshot, revision, wanted, stays, left, room), placement
-    shares = _with_surplus(placement)
+    shares = _with_surplus(placement, home)
     fresh = [s for s in shares if s.domain not in home]
     names = dict(zip([s.domain for s in fresh], _free_names(snapshot, revision, len(fresh)), strict=True))
+    room_for = {share.domain: _counts((share.prefill, share.decode)) for share in placement.domains}
     targets = []
     for share in shares:
         there = home.get(share.domain)
-        counts = (share.prefill, share.decode)
-        if there is not None:
-            targets.append(_target(there, counts))
-        else:
-            targets.append(SliceTarget(names[share.domain], _counts(counts), _pin(snapshot, share, placement)))
+        name, site = (there.name, there.site) if there else (names[share.domain], _pin(snapshot, share, placement))
+        targets.append(SliceTarget(name, _counts((share.prefill, share.decode)), site, room_for[share.domain]))
     return sorted(targets, key=lambda t: t.name), placement
+
+
+def _without(snapshot: Snapshot, room: Room, halves: Iterable[Existing]) -> CapacityView:
+    """Room as it would be without slices of which one role runs alone: it was faster, and the other finds nothing beside it.
+
+    Such a slice serves nobody, so it may give up replicas for the role that it lacks.
+    """
+    view = room.view.fork()
+    for one in halves:
+        for role in ROLES:
+            freed = {name: -amount for name, amount in snapshot.shapes[role].pods[0].needs().items()}
+            for node in _held(snapshot, one.name, role).nodes:
+                if room.labels.get(node):  # else the node is gone
+                    view.take(node, freed)
+    return view
 
 
 def _demand(snapshot: Snapshot, wanted: Counts, home: Mapping[str, Existing], left: Sequence[Exclusion]) -> Demand:
@@ -185,13 +209,18 @@ def _demand(snapshot: Snapshot, wanted: Counts, home: Mapping[str, Existing], le
     )
 
 
-def _with_surplus(placement: Placement) -> list[Share]:
-    """Replicas that fit nowhere wait in the largest slice: an autoscaler sees them, and they start as soon as there is room."""
+def _with_surplus(placement: Placement, home: Mapping[str, Existing]) -> list[Share]:
+    """Replicas that fit nowhere wait in the largest slice: an autoscaler sees them, and they start as soon as there is room.
+
+    Not before those that do fit have their nodes: the scheduler might give the room to one role alone.
+    """
     shares = list(placement.domains)
     if any(placement.short):
         n = max(range(len(shares)), key=lambda i: (shares[i].prefill + shares[i].decode, -i))
         most = shares[n]
-        shares[n] = most._replace(prefill=most.prefill + placement.short[0], decode=most.decode + placement.short[1])
+        there = home.get(most.domain)
+        if there is not None and there.bound[0] >= most.prefill and there.bound[1] >= most.decode:
+            shares[n] = most._replace(prefill=most.prefill + placement.short[0], decode=most.decode + placement.short[1])
     return shares
 
 
@@ -316,10 +345,18 @@ def _site_of(parts: Mapping[str, Any]) -> Site:
 
 
 def _free_names(snapshot: Snapshot, revision: str, count: int) -> list[str]:
-    """Names that nothing of a former slice carries any more: a router must not find its engines (invariant I3)."""
-    taken = {*snapshot.slices_seen()}
-    names = (slice_name(snapshot.name, revision, i) for i in range(len(taken) + count))
+    """Names that no former slice had: a router must not find its engines (invariant I3).
+
+    Nothing that we watch may carry a name any more, and its ReplicaSet still make pods for the domain that it had.
+    """
+    taken, first = snapshot.slices_seen(), int(snapshot.status.get("nextSlice", 0))
+    names = (slice_name(snapshot.name, revision, first + i) for i in range(len(taken) + count))
     return [n for n in names if n not in taken][:count]
+
+
+def next_slice(snapshot: Snapshot) -> int:
+    """Number from which new slices are named: above all that were ever seen."""
+    return max([int(snapshot.status.get("nextSlice", 0)), *(slice_number(s) + 1 for s in snapshot.slices_seen())])
 
 
 def _target(one: Existing, counts: Counts) -> SliceTarget:

@@ -101,7 +101,9 @@ def _own(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], leav
     slices = []
     for target in targets:
         alone = not fronted - {target.name}  # nobody else serves: do not wait in the dark
-        front = target.name in joins and (alone or target.name in fronted or complete(workloads.get(target.name, {})))
+        front = target.name in joins and (
+            alone or target.name in fronted or complete(workloads.get(target.name, {}), target.placed)
+        )
         slices.append(_target(target, revision, State.SERVING if front else State.DARK, front=front))
     stays, going = _leave(snapshot, targets, leaving)
     return RolloutPlan((*slices, *stays, *going), *_own_progress(snapshot, targets, [s.name for s in (*stays, *going)], lacking))
@@ -110,10 +112,14 @@ def _own(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], leav
 def _leave(
     snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: Sequence[str]
 ) -> tuple[tuple[SlicePlan, ...], tuple[SlicePlan, ...]]:
-    """Slices of the current revision that are not wanted any more: those that serve go when all others are complete."""
+    """Slices of the current revision that are not wanted any more: those that serve go when all others are complete.
+
+    Replicas for which there is no room are not waited for, or a move to where more of them fit would never end.
+    """
     workloads, joins = snapshot.deployments(), _joins(snapshot, targets)
     done = all(
-        complete(parts := workloads.get(t.name, {})) and (has_front(parts.get(ROUTER)) or t.name not in joins) for t in targets
+        complete(parts := workloads.get(t.name, {}), t.placed) and (has_front(parts.get(ROUTER)) or t.name not in joins)
+        for t in targets
     )
     kept = [s for s in leaving if not done and not snapshot.spec.suspend and _serves(snapshot, s)]
     stays = tuple(SlicePlan(s, snapshot.revision_of(s), State.SERVING, front=True) for s in kept)
@@ -151,7 +157,7 @@ def _replace(
     serving = _stays(snapshot, {s: d for s, d in old.items() if has_front(d.get(ROUTER))})
     stays, going = _leave(snapshot, targets, leaving)
     others = (*stays, *going, *(_remove(snapshot, s) for s in old if s not in serving))
-    joins, whole = _joins(snapshot, targets), all(complete(parts) for parts in mine)
+    joins, whole = _joins(snapshot, targets), all(map(_whole, mine, targets))
     fronted = all(has_front(workloads.get(n, {}).get(ROUTER)) for n in joins)
     if fronted and whole:
         slices = _all(targets, revision, State.SERVING, joins) + tuple(_remove(snapshot, s) for s in serving)
@@ -179,6 +185,12 @@ def _replace(
     return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} is starting{_trouble(snapshot, names)}; {serves}")
 
 
+def _whole(parts: Mapping[str, ChildFact], target: SliceTarget) -> bool:
+    """Whether a slice has all that it should have, what finds no room now included."""
+    counts = {role: w.spec_replicas for role in ROLES if role in parts and (w := parts[role].workload)}
+    return complete(parts) and counts == dict(target.replicas)
+
+
 def _target(target: SliceTarget, revision: str, state: State, front: bool = False) -> SlicePlan:
     return SlicePlan(target.name, revision, state, front=front, replicas=target.replicas, site=target.site)
 
@@ -197,18 +209,23 @@ def has_front(router: ChildFact | None) -> bool:
     return bool(router and router.workload and FRONT in router.workload.template_labels)
 
 
-def settled(child: ChildFact | None) -> bool:
-    """Whether a Deployment's pods are all of its current template, ready and available."""
+def settled(child: ChildFact | None, least: int | None = None) -> bool:
+    """Whether a Deployment's pods are all of its current template, ready and available; with `least`, at least so many of them."""
     if child is None or child.workload is None or child.deleting:
         return False
     w = child.workload
     wanted = w.spec_replicas if w.spec_replicas is not None else 1
-    return w.observed_generation >= child.generation and wanted > 0 and w.updated == w.replicas == w.ready == w.available == wanted
+    if w.observed_generation < child.generation or wanted <= 0 or w.updated != w.replicas:
+        return False
+    if least is not None and 0 < least < wanted:
+        return w.ready >= least and w.available >= least
+    return w.replicas == w.ready == w.available == wanted
 
 
-def complete(slice_: Mapping[str, ChildFact]) -> bool:
-    """Whether prefill, decode and router of a slice are all settled."""
-    return all(settled(slice_.get(part)) for part in (*ROLES, ROUTER))
+def complete(slice_: Mapping[str, ChildFact], placed: Mapping[Role, int] | None = None) -> bool:
+    """Whether prefill, decode and router of a slice are all settled; of engines, `placed` replicas are enough."""
+    engines = all(settled(slice_.get(role), (placed or {}).get(role)) for role in ROLES)
+    return engines and settled(slice_.get(ROUTER))
 
 
 def _remove(snapshot: Snapshot, slice_: str) -> SlicePlan:

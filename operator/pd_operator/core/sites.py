@@ -76,3 +76,4 @@ class SliceTarget:
     name: str
     replicas: Mapping[Role, int]
     site: Site = field(default_factory=Site)
+    placed: Mapping[Role, int] | None = None  # those of them for which there is room; None: all

@@ -66,6 +66,7 @@ class Snapshot:
     status: Mapping[str, Any] = field(default_factory=dict)
     children: tuple[ChildFact, ...] = ()  # only those whose controller owner is this object
     pods: tuple[PodFact, ...] = ()
+    unshown: Mapping[str, str] = field(default_factory=dict)  # slice that we made and no watch has shown -> its site's annotation
     revisions: tuple[StoredRevision, ...] = ()
     missing: tuple[Reference, ...] = ()
     conflicts: tuple[str, ...] = ()  # "Service chat": objects with our names that are not ours
@@ -100,7 +101,8 @@ class Snapshot:
 
     def slices_seen(self) -> frozenset[str]:
         """Names of slices that something still carries."""
-        return frozenset({*(c.labels.get(SLICE, "") for c in self.children), *(p.labels.get(SLICE, "") for p in self.pods)} - {""})
+        made, pods = (c.labels.get(SLICE, "") for c in self.children), (p.labels.get(SLICE, "") for p in self.pods)
+        return frozenset({*made, *pods, *self.unshown} - {""})
 
     def revision_of(self, slice_: str) -> str:
         """Pairing revision of an observed slice."""

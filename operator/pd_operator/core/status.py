@@ -15,6 +15,7 @@ from pd_operator.core.front import answers, refused, unanswered, url
 from pd_operator.core.names import DEPLOYMENT, ROLE, ROLES, Role
 from pd_operator.core.observed import PodFact, WorkloadFact
 from pd_operator.core.placed import placed
+from pd_operator.core.placing import next_slice
 from pd_operator.core.plan import Plan
 from pd_operator.core.pool_status import pool_scaling
 from pd_operator.core.pools import gpus_of, mode_of
@@ -48,6 +49,8 @@ def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
         status["attainment"] = attained
     if handoff := told.handoff(snapshot.evidence, snapshot.status):
         status["handoff"] = handoff
+    if snapshot.spec.placement.transfer_domain.topology_key or "nextSlice" in snapshot.status:
+        status["nextSlice"] = next_slice(snapshot)
     if plan.placing.excluded:  # absent and not empty without placement: what is not asked for is not shown
         status["excludedDomains"] = record(plan.placing.excluded)
     elif plan.refusal is not None and snapshot.status.get("excludedDomains"):

@@ -102,7 +102,7 @@ class KubeClient:
             found = await self._json("get", KINDS[kind], "GET", KINDS[kind].path(namespace, name), accept=METADATA)
         except NotFound:
             return None
-        return {"metadata": {key: value for key, value in found["metadata"].items() if key in _KEPT_METADATA}}
+        return {"metadata": _kept(found["metadata"])}
 
     async def list(self, kind: str, namespace: str | None, label_selector: str = "") -> Objects:
         """All matching objects, in pages; `namespace=None` = all namespaces. Items carry apiVersion and kind."""
@@ -117,6 +117,14 @@ class KubeClient:
         """(namespace, name) of all matching objects; the server sends metadata only."""
         items = await self._all(KINDS[kind], namespace, label_selector, METADATA_LIST)
         return [(item["metadata"].get("namespace", ""), item["metadata"]["name"]) for item in items]
+
+    async def first_page(self, kind: str, namespace: str, label_selector: str) -> Objects | None:
+        """Metadata of all matching objects, as in `exists`; None when they are more than PAGE."""
+        raw = await self.list_page(KINDS[kind], namespace, label_selector, accept=METADATA_LIST)
+        page = json.loads(raw)
+        if page["metadata"].get("continue"):
+            return None
+        return [_kept(item["metadata"]) for item in page["items"] or ()]
 
     async def apply(self, obj: Mapping[str, Any], *, force: bool = True, dry_run: bool = False) -> Object:
         """Server-side apply under FIELD_MANAGER. Fields that we applied before and leave out now are removed.
@@ -326,3 +334,8 @@ class KubeClient:
             sent = await self._api.call_api(verb, url, headers, payload, _request_timeout=limits)
         response: aiohttp.ClientResponse = sent.response
         return response
+
+
+def _kept(metadata: Mapping[str, Any]) -> Object:
+    """What is kept of metadata: never an annotation."""
+    return {key: value for key, value in metadata.items() if key in _KEPT_METADATA}

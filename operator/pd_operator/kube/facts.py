@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +18,8 @@ from pydantic import Field
 from pd_operator.core.names import APPLIED_HASH, SITE
 from pd_operator.core.observed import ChildFact, ContainerFact, PodFact, WorkloadFact
 from pd_operator.core.placement.requests import pod_shape
+from pd_operator.kube.kinds import KINDS
+from pd_operator.kube.owned import intact
 from pd_operator.kube.pages import Event, Meta, Page, Slim, SlimDecoder, Thing, by_namespace
 from pd_operator.kube.routes import route
 from pd_operator.kube.store import Key
@@ -153,7 +156,7 @@ class ChildDecoder:
         return Page(
             page["metadata"]["resourceVersion"],
             page["metadata"].get("continue", ""),
-            [(self._key(obj), child(self._kind, obj)) for obj in page["items"] or ()],
+            [(self._key(obj), self._listed(obj)) for obj in page["items"] or ()],
         )
 
     def event(self, raw: bytes) -> Event[ChildFact]:
@@ -164,6 +167,10 @@ class ChildDecoder:
         if event["type"] in {"BOOKMARK", "ERROR"}:
             return Event(event["type"], version)
         return Event(event["type"], version, self._key(obj), child(self._kind, obj))
+
+    def _listed(self, obj: Mapping[str, Any]) -> ChildFact:
+        """Of a list it is known whether anybody changed it: a new process asks that of all of them, and writes none for it."""
+        return replace(child(self._kind, obj), intact=intact(self._kind, KINDS[self._kind].api_version, obj))
 
     def _key(self, obj: Mapping[str, Any]) -> Key:
         return (self._kind, obj["metadata"].get("namespace", ""), obj["metadata"]["name"])

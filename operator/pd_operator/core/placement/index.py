@@ -226,7 +226,7 @@ class CapacityView:
         return view
 
     def take(self, node: str, requests: Mapping[str, int]) -> None:
-        """Reserve the requests of one pod on a node; `pods` is 1 unless given.
+        """Reserve the requests of one pod on a node; `pods` is 1 unless given. Negative amounts give room back.
 
         Raises:
             KeyError: no such node.
@@ -257,7 +257,7 @@ class CapacityView:
         if not self._changed:
             return room
         taken = self._sums(key).get(domain)
-        return {name: amount - taken.get(name, 0) for name, amount in room.items()} if taken else room
+        return {name: room.get(name, 0) - taken.get(name, 0) for name in {**room, **taken}} if taken else room
 
     def spread(self, key: str, domain: str, resource: str) -> Mapping[int, int]:
         """See Capacity."""

@@ -71,5 +71,8 @@ class PDPoolStatus(StatusModel):
         default="", description="Label selector of one pod per replica, all revisions, for /scale."
     )
     last_decision: Decision | None = Field(default=None, description="The last scaling decision.")
+    record: Annotated[str, Field(max_length=16384)] = Field(
+        default="", description="A tick with all that its decision was made from, for kubectl pdd explain and pdd-simulate replay."
+    )
     learned: Learned | None = Field(default=None, description="Numbers measured while serving.")
     conditions: Conditions = Field(default_factory=list, description="Conditions: ScalingActive and ScalingLimited.")

@@ -21,6 +21,7 @@ from pd_operator.controller.loop import Key
 from pd_operator.controller.roster import Entry, Roster, bounds
 from pd_operator.core.names import ROLE, ROLES, Role, pool
 from pd_operator.core.observed import PodFact
+from pd_operator.core.pool_record import Needs
 from pd_operator.core.pool_status import digest, sentence
 from pd_operator.core.scaled import LeadTime, Scaled, lead_text, lead_time, read_lead, replicas_of, restore, start_time
 from pd_operator.core.scaling.decision import Decision
@@ -204,7 +205,8 @@ class ScalingLoop:
             if share.gpus is not None and (own is None or share.gpus < own):
                 tighter = replace(record.bounds, max_gpus=share.gpus, shared=share.detail)
                 record = make(record.name, record.readings, record.learned, tighter, now)
-            self._log(record.line())
+            line = record.line()
+            self._log(line)
             draft.known.learned = record.decision.learned
             if entry.mode == "Auto":
                 await self._scale(entry, record.decision, draft.pools)
@@ -214,9 +216,8 @@ class ScalingLoop:
         except Exception:
             logger.exception("%s/%s is not scaled in this tick", *entry.key)
             return None
-        return _Ticked(
-            entry, Scaled(now, record.decision, draft.unknown, dict(draft.known.lead), draft.known.traffic.uneven, share.over)
-        )
+        known, lead = draft.known, dict(draft.known.lead)
+        return _Ticked(entry, Scaled(now, record.decision, draft.unknown, lead, known.traffic.uneven, share.over, line))
 
     async def _recall(self, entry: Entry, now: float) -> _Known:
         """What is known of it: in memory, else in the status of its PDPools (after a start, or a change of leader)."""
@@ -275,4 +276,7 @@ def _gist(scaled: Scaled, before: Mapping[str, object]) -> dict[str, object]:
         told[f"{role} digest"] = digest(decision.learned, role, answer, str(before.get(f"{role} digest", "")))
         told[role] = (answer.desired, answer.reason, answer.limits[-1].reason if answer.limits else None)
         told[f"{role} lead"] = lead_text(found) if found else ""
+    needs = Needs(scaled.time, *(decision.of(role).need for role in ROLES))
+    old = before.get("needs")
+    told["needs"] = needs if not isinstance(old, Needs) or old.stale(needs) else old
     return told

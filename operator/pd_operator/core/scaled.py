@@ -41,6 +41,7 @@ class Scaled:
     lead: Mapping[Role, LeadTime] = field(default_factory=dict)
     uneven: str = ""  # which slice gets another share of the requests than it should; core/traffic.py
     over: str = ""  # the budget that it shares, where minimums and pools that nobody may limit exceed it
+    record: str = ""  # the decision with all that it was made from, as one line (core/scaling/record.py)
 
 
 @dataclass(frozen=True, slots=True)

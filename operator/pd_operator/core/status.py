@@ -17,6 +17,7 @@ from pd_operator.core.observed import PodFact, WorkloadFact
 from pd_operator.core.placed import placed
 from pd_operator.core.placing import next_slice
 from pd_operator.core.plan import Plan
+from pd_operator.core.pool_record import pool_record
 from pd_operator.core.pool_status import pool_scaling
 from pd_operator.core.pools import gpus_of, mode_of
 from pd_operator.core.rollout import SlicePlan, State
@@ -71,11 +72,10 @@ def build_pool_status(snapshot: Snapshot, plan: Plan, role: Role, previous: Mapp
     """Status of one PDPool; the selector matches one pod per replica, of all revisions."""
     workloads = _workloads(snapshot, role)
     ready, replicas = sum(w.ready for w in workloads), sum(w.replicas for w in workloads)
-    scaling = pool_scaling(
-        mode_of(snapshot.spec), plan.pools[role], snapshot.scaled, previous, role, plan.placing.short[ROLES.index(role)]
-    )
+    mode = mode_of(snapshot.spec)
+    scaling = pool_scaling(mode, plan.pools[role], snapshot.scaled, previous, role, plan.placing.short[ROLES.index(role)])
     conditions = scaling.pop("conditions")
-    return {
+    status = {
         "observedGeneration": generation,
         "replicas": replicas,
         "readyReplicas": ready,
@@ -84,6 +84,8 @@ def build_pool_status(snapshot: Snapshot, plan: Plan, role: Role, previous: Mapp
         **scaling,
         "conditions": merge(previous.get("conditions", []), conditions, generation, snapshot.now),
     }
+    record = pool_record(status, previous, None if mode == "Static" else snapshot.scaled)
+    return status | ({"record": record} if record else {})
 
 
 def _conditions(snapshot: Snapshot, plan: Plan) -> list[Condition]:

@@ -82,7 +82,7 @@ async def _deployment(client: KubeClient, space: str, name: str) -> Object:
 def missing(right: str, exc: Exception) -> str:
     """Why something was not read; a refusal names the verb and the resource."""
     if isinstance(exc, Forbidden):
-        return f"the right to {right} is missing: ask for the ClusterRole in docs/kubectl-pdd.md ({exc.message})"
+        return f"the right to {right} is missing: docs/examples/rbac/kubectl-pdd.yaml has them all ({exc.message})"
     return f"{exc}" or type(exc).__name__
 
 

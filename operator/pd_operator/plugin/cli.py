@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pd_operator import __version__
-from pd_operator.plugin import plan, status
+from pd_operator.plugin import explain, plan, status
 from pd_operator.plugin.command import PluginError
 
 
@@ -27,6 +27,6 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="kubectl pdd", description="Looks at PDDeployments without changing anything.")
     found.add_argument("--version", action="version", version=f"kubectl-pdd {__version__}")
     commands = found.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for command in (plan, status):
+    for command in (plan, status, explain):
         command.add(commands)
     return found

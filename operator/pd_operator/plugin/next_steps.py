@@ -17,6 +17,15 @@ EVENTS = "kubectl -n {namespace} get events.events.k8s.io --field-selector regar
 DESCRIBE = "kubectl -n {namespace} describe pod {pod}"
 LOG = "kubectl -n {namespace} logs {pod} -c {container} --tail=50"
 ROOM = "what fits where, and what is missing: kubectl -n {namespace} get pdd {name} -o yaml | kubectl pdd plan -n {namespace} -f -"
+ENGINES = "kubectl -n {{namespace}} logs -l pdserve.dev/deployment={{name}},pdserve.dev/role={role} -c {container} --tail=50"
+PREFILL, DECODE = (ENGINES.format(role=role, container="engine") for role in ("prefill", "decode"))
+CACHE = ENGINES.format(role="prefill", container="lmcache")
+IMAGES = (
+    "kubectl -n {namespace} get pods -l pdserve.dev/deployment={name} "
+    "-o custom-columns=POD:.metadata.name,IMAGE:.status.containerStatuses[*].imageID"
+)
+POLICY = "who may reach the engines: kubectl -n {namespace} get networkpolicies"
+EXPLAIN = "kubectl pdd explain {name} -n {namespace}"
 NOTHING = "nothing"
 
 STEPS: Mapping[Reason, tuple[str, ...]] = {
@@ -24,6 +33,56 @@ STEPS: Mapping[Reason, tuple[str, ...]] = {
     Reason.BOUND: (NOTHING,),
     Reason.READY: (NOTHING,),
     Reason.UPDATED: (NOTHING,),
+    Reason.UNEVEN_TRAFFIC: (
+        "behind a plain Service set spec.gateway, or let clients open more connections",
+        "what each slice gets: kubectl -n {namespace} get pdd {name} -o jsonpath='{{.status.slices}}'",
+    ),
+    Reason.PAIR_LOST: ("pods of both roles: kubectl -n {namespace} get pods -l pdserve.dev/deployment={name} -L pdserve.dev/role",),
+    Reason.BROKEN_PATH: (DECODE, PREFILL, POLICY),
+    Reason.LEASE_EXPIRED: (
+        EXPLAIN,
+        "more decode replicas, or a longer handoff.leaseDuration: kubectl -n {namespace} edit pdd {name}",
+    ),
+    Reason.REPLICA_NOT_TRANSFERRING: (
+        DECODE,
+        "then a new pod in its place: kubectl -n {namespace} delete pod THE-POD-OF-THE-MESSAGE",
+    ),
+    Reason.CACHE_DOWN: (CACHE, "run the command in the message for the pod that it names"),
+    Reason.PAUSED: (
+        """to go on: kubectl -n {namespace} patch pdd {name} --type=merge -p '{{"spec": {{"rollout": {{"paused": false}}}}}}'""",
+    ),
+    Reason.DEADLINE_EXCEEDED: (
+        "mend what the message names, or set the spec back: kubectl -n {namespace} edit pdd {name}",
+        DESCRIBE,
+    ),
+    Reason.VERIFIED: (NOTHING,),
+    Reason.MISSING_KIND: (
+        "which CRDs there are: kubectl get crds",
+        "install the one that the message names, or leave the field out",
+    ),
+    Reason.ROUTE_REFUSED: (
+        "what its controller says: kubectl -n {namespace} get httproute {name} -o jsonpath='{{.status.parents}}'",
+        "often the Gateway's listeners: their allowedRoutes and hostnames",
+    ),
+    Reason.NO_TRANSFER: (DECODE, PREFILL, POLICY),
+    Reason.TRANSFER_FAILED: (DECODE, POLICY),
+    Reason.SILENT_FALLBACK: (
+        "what the routers see: kubectl -n {namespace} logs --tail=50 "
+        "-l pdserve.dev/deployment={name},app.kubernetes.io/component=router",
+        DECODE,
+    ),
+    Reason.REQUEST_FAILED: (PREFILL, DECODE),
+    Reason.OUTPUT_DIFFERS: (SPEC, "use versions that docs/reference/compatibility.md calls tested", IMAGES),
+    Reason.VERSION_MISMATCH: (IMAGES, "give both roles one image; look for a tag that moved"),
+    Reason.CANARY_FAILED: (
+        "kubectl -n {namespace} get jobs -l pdserve.dev/deployment={name}",
+        "then the log of the Job that the message names: kubectl -n {namespace} logs job/JOB",
+    ),
+    Reason.NOT_SUBMITTING: (PREFILL, CACHE),
+    Reason.SERVER_DOWN: (CACHE, DESCRIBE),
+    Reason.WEIGHTS_NOT_ENFORCEABLE: (
+        "set spec.gateway, or replicas that divide evenly over the domains: kubectl -n {namespace} edit pdd {name}",
+    ),
     Reason.AS_EXPECTED: (NOTHING,),
     Reason.UNSUPPORTED_VERSION: (SPEC, "the versions that are known: docs/reference/compatibility.md"),
     Reason.INCOMPATIBLE_PAIR: (SPEC, "what goes together: docs/reference/compatibility.md"),

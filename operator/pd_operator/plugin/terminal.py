@@ -53,6 +53,11 @@ def age(seconds: float | None) -> str:
     return "".join(told)
 
 
+def number(value: float) -> str:
+    """Five digits, with commas and without an exponent for large ones: 20,000 or 0.03."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.5g}"
+
+
 def columns(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
     """Rows with their cells under each other; the last one is not filled up."""
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]) - 1)] if rows else []

@@ -6,13 +6,13 @@ from pd_operator.core.scaling.bounds import Bounds
 from pd_operator.core.scaling.decision import Alert, Bottleneck, Decision, Reason, RoleDecision
 from pd_operator.core.scaling.law import DEFAULT, Law
 
-_BOTTLENECK = {
+BOTTLENECK = {
     Bottleneck.PREFILL: "prefill: more arrives than it can prefill at the load it should have",
     Bottleneck.DECODE: "decode: what runs and waits does not fit into what is ready",
     Bottleneck.NONE: "none: both roles have room",
     Bottleneck.UNKNOWN: "unknown: a signal that would tell is missing",
 }
-_ALERT = {
+ALERT = {
     Alert.BROKEN_PATH: "handoffs wait longer than the lease while decode runs nothing: the path is broken; this is no load",
     Alert.STALLED_ENGINE: "prompts wait while prefill runs nothing: an engine stands still; this is no load",
 }
@@ -29,8 +29,8 @@ _CHANGE = {
 
 def explain(decision: Decision, bounds: Bounds, law: Law = DEFAULT) -> list[str]:
     """Lines: bottleneck, then for each role the answer, the formula with its numbers, the limits, what would change it."""
-    lines = [f"bottleneck: {_BOTTLENECK[decision.bottleneck]}"]
-    lines += [f"alert: {_ALERT[a]}" for a in decision.alerts]
+    lines = [f"bottleneck: {BOTTLENECK[decision.bottleneck]}"]
+    lines += [f"alert: {ALERT[a]}" for a in decision.alerts]
     if decision.congested:
         names = ", ".join(name or "the only one" for name in decision.congested)
         lines.append(f"decode is congested in slice {names}: {_wait(decision)}")

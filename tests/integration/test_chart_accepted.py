@@ -9,12 +9,12 @@ import yaml
 
 import generated
 from cluster.handle import Cluster, KubectlError
-from cluster.tools import tool
+from cluster.tools import module_files, tool
 
 CHART = generated.ROOT / "charts" / "pd-operator"
 
 
-def render(namespace: str, profile: str, *, crds: bool) -> str:
+def render(namespace: str, profile: str, *, crds: bool, on: tuple[str, ...] = ()) -> str:
     argv = [
         str(tool("helm")),
         "template",
@@ -26,6 +26,7 @@ def render(namespace: str, profile: str, *, crds: bool) -> str:
         str(CHART / "profiles" / f"{profile}.yaml"),
     ]
     argv += ["--set", "image.repository=localhost/pd-operator", "--set", f"crds.install={str(crds).lower()}"]
+    argv += [f"--set={part}.enabled=true" for part in on]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -56,6 +57,34 @@ def test_the_api_server_accepts_the_chart(profile: str, control_plane: Cluster, 
     manifests = render(namespace, profile, crds=True)
     said = control_plane.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=manifests, check=False)
     assert "rror" not in said and "Warning" not in said, said
+
+
+def test_monitors_rules_and_dashboards_are_what_the_prometheus_operator_s_crds_accept(
+    control_plane: Cluster, namespace: str
+) -> None:
+    files = tuple(
+        f"example/prometheus-operator-crd/monitoring.coreos.com_{kind}.yaml" for kind in ("podmonitors", "prometheusrules")
+    )
+    crds = module_files("crds", "github.com/prometheus-operator/prometheus-operator", files)
+    names = [yaml.safe_load(file.read_text())["metadata"]["name"] for file in crds]
+    control_plane.kubectl("apply", "--server-side", *(f"--filename={file}" for file in crds))
+    try:
+        control_plane.kubectl(
+            "wait", "--for=condition=Established", *(f"crd/{name}" for name in names), "--timeout=30s", timeout=40
+        )
+        parts = ("podMonitor", "servingMonitors", "recordingRules", "alerts", "dashboards")
+        manifests = render(namespace, "namespaced", crds=False, on=parts)
+        mine = [d for d in yaml.safe_load_all(manifests) if d and d["kind"] in ("PodMonitor", "PrometheusRule", "ConfigMap")]
+        assert sorted(d["kind"] for d in mine) == ["ConfigMap"] * 3 + ["PodMonitor"] * 3 + ["PrometheusRule"] * 2
+        apply = ("apply", "--server-side", "--validate=strict", "-f", "-")
+        said = control_plane.kubectl(*apply, stdin=yaml.safe_dump_all(mine), check=False)
+        assert said.count("serverside-applied") == len(mine), said
+        wrong = next(d for d in mine if d["kind"] == "PodMonitor")
+        wrong["spec"]["podMetricsEndpoints"][0]["relabeling"] = []
+        with pytest.raises(KubectlError, match="relabeling"):
+            control_plane.kubectl(*apply, stdin=yaml.safe_dump(wrong))
+    finally:
+        control_plane.kubectl("delete", "crd", *names, "--ignore-not-found")
 
 
 def test_rights_of_a_namespaced_install_end_at_the_namespace(control_plane: Cluster, namespace: str) -> None:

@@ -38,8 +38,8 @@ def life(api: Api, operator: Operator, space: str) -> tuple[Recording, list[dict
         waits.ready(api, space, "chat")
         edits: list[tuple[dict[str, Any], Any]] = [
             ({"engine": {"args": ["--max-num-seqs=8"]}}, None),
-            ({"rollout": {"paused": True}}, ("Accepted", "False", "NotImplemented")),
-            ({"rollout": None}, None),
+            ({"router": {"type": "dynamo"}}, ("Accepted", "False", "NotImplemented")),
+            ({"router": {"type": "smg"}}, None),
             ({"suspend": True}, ("Ready", "False", "Suspended")),
             ({"suspend": False}, None),
         ]

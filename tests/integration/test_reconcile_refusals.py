@@ -123,7 +123,7 @@ def mended(api: Api, space: str, waiting: dict[str, Object]) -> datetime:
 @pytest.mark.parametrize(
     ("patch", "undo", "reason", "words"),
     [
-        ({"rollout": {"paused": True}}, {"rollout": None}, "NotImplemented", ["spec.rollout.paused"]),
+        ({"router": {"type": "dynamo"}}, {"router": {"type": "smg"}}, "NotImplemented", ["spec.router.type"]),
         ({"verification": "Required"}, {"verification": None}, "NotImplemented", ["spec.verification", "Disabled"]),
         (
             {"engine": {"version": "0.25.0"}, "lmcache": {}},
@@ -133,7 +133,7 @@ def mended(api: Api, space: str, waiting: dict[str, Object]) -> datetime:
         ),
         ({"engine": {"type": "sglang"}}, {"engine": {"type": "vllm"}}, "NotImplemented", ["spec.engine.type", "vllm"]),
     ],
-    ids=["rollout", "verification", "version", "engine"],
+    ids=["router", "verification", "version", "engine"],
 )
 def test_a_refused_edit_leaves_what_serves_alone(
     api: Api,

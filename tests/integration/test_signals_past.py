@@ -18,6 +18,7 @@ import yaml
 from monitor.pods import Pod, deployment, past
 from monitor.prometheus import Prometheus as Server
 from monitor.seen import busy, seen
+from pd_operator.core.evidence.counters import Counters
 from pd_operator.core.scaling.readings import Quality, State
 from pd_operator.signals.fleet import Deployment, Key
 from pd_operator.signals.load import SIGNALS, Load
@@ -156,6 +157,32 @@ def test_the_same_past_gives_the_same_load_as_podscrape(loads: Mapping[str, Load
     assert loads["plain"].every_prefill_waiting
     assert [(s.name, s.waiting.value) for s in loads["plain"].slices] == [(s.name, s.waiting.value) for s in scraped.slices]
     assert {n: s.quality for n, s in loads["plain"].signals().items()} == {n: s.quality for n, s in scraped.signals().items()}
+
+
+def test_the_counters_of_each_pod_are_those_on_its_page(server: Server) -> None:
+    """For core/evidence: by pod, whatever scrapes it twice; a rank's own number is part of it, a copy of it is not."""
+
+    async def once() -> Mapping[Key, tuple[Counters, ...]]:
+        source = Prometheus(lambda: tuple(f for _, f in CASES.values()), Options(server.url))
+        try:
+            return await source.counters(time.time())
+        finally:
+            await source.close()
+
+    found = asyncio.run(once())
+    for case in ("plain", "copies", "ranks", "two"):
+        pages = {(p.side, p.slice): p for p in found[case, "chat"]}
+        for pod in CASES[case][0][-1]:
+            page = pages[pod.side, pod.slice]
+            assert page.failure == "" and 0 < time.time() - page.time < 120
+            expected = {"offered": pod.offered} if pod.side == "router" else {"computed": pod.computed * pod.ranks}
+            if pod.side == "decode":
+                expected |= {"running": pod.running * pod.ranks, "fetching": sum(pod.fetching.values()) * pod.ranks}
+            assert {name: page.values[name] for name in expected} == pytest.approx(expected)
+            if pod.side != "router":
+                assert page.buckets["first_token"][math.inf] == max(pod.first_tokens.values(), default=0) * pod.ranks
+                assert "transfers" not in page.values and page.values.get("ended") == 0.0  # not on the page; not yet on the page
+    assert {p.failure for p in found["absent", "chat"]} == {"Prometheus has no page of it"}
 
 
 def test_the_age_is_that_of_the_last_scrape(server: Server) -> None:

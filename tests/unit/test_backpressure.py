@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from builders import (
+    by_name,
     containers,
     deep,
     make_snapshot,
@@ -15,6 +16,7 @@ from builders import (
     rendered,
     revision_of,
     serving,
+    stored,
     whole_slice,
 )
 from test_core_status import status_of
@@ -55,12 +57,21 @@ def test_limits_are_constants_of_a_replica(changes: dict[str, Any], expected: li
     assert list(router_flags(changes).values()) == expected
 
 
-def test_an_edit_makes_a_new_slice_and_rolls_no_router_of_the_one_that_serves() -> None:
-    children, pods = whole_slice(revision_of({}), front=True)
-    edit = {"backpressure": {"maxQueueTime": "9s"}}
-    now = make_snapshot(edit, children=children, pods=pods)
-    routers = [name for name in pod_specs(render(now, make_plan(now))) if name.endswith("-router")]
-    assert routers == [f"chat-{revision_of(edit)}-0-router"] and revision_of(edit) != revision_of({})
+def test_the_limits_are_those_of_the_slice_s_own_revision() -> None:
+    """An edit of maxQueueTime makes a new slice and changes no router of the one that serves."""
+    old = {"backpressure": {"maxQueueTime": "9s"}, "prefill": {"args": ["--max-num-seqs=3"]}}
+    _, _, before = rendered(old)
+    kept = stored(next(m for m in by_name(before).values() if m["kind"] == "ControllerRevision"))
+    children, pods = whole_slice(revision_of(old), front=True)
+    for edit, expected in (({"prefill": {"args": ["--max-num-seqs=4"]}}, ["4", "5", "5"]), ({}, ["256", "5", "5"])):
+        now = make_snapshot(edit, children=children, pods=pods, revisions=(kept,))
+        found = {}
+        for name, template in pod_specs(render(now, make_plan(now))).items():
+            if name.endswith("-router"):
+                args = containers(template)["router"]["args"]
+                found[name.split("-")[1]] = [args[args.index(flag) + 1] for flag in LIMITS]
+        assert found[revision_of(edit)] == expected
+        assert found.get(revision_of(old), ["3", "9", "9"]) == ["3", "9", "9"]
 
 
 SMG = contract(make_spec({}))

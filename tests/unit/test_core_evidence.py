@@ -40,6 +40,11 @@ def failing(world: World) -> None:
     world.fall_back("d0", 4, failed=True)
 
 
+def failing_and_expiring(world: World) -> None:
+    failing(world)
+    world.page("p0").add(expired=4)  # what was not fetched expires
+
+
 def half_failing(world: World) -> None:
     world.serve(10)
     world.fall_back("d0", 3, failed=True)
@@ -72,6 +77,7 @@ CASES: dict[str, tuple[Callable[[World], None], str, str, list[str]]] = {
     "silent": (silent, "SilentFallback", SLICE, ["decode computed", "prompts itself", "smg.ai/kv-connector", "pod d"]),
     "one silent": (one_silent, "ReplicaNotTransferring", "d0", ["decode pod d0: no transfer since", "delete the pod"]),
     "failing": (failing, "ReplicaNotTransferring", "d0", ["decode pod d0", "transfers from prefill failed", "logs d0 -c engine"]),
+    "failing and expiring": (failing_and_expiring, "ReplicaNotTransferring", "d0", ["decode pod d0"]),
     "half failing": (half_failing, "ReplicaNotTransferring", "d0", ["decode pod d0"]),
     "expiring": (expiring, "LeaseExpired", "p0", ["prefill pod p0", "ended before decode took them", "handoff.leaseDuration"]),
     "read late": (read_late, "LeaseExpired", "p0", ["may be wrong"]),

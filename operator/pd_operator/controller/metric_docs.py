@@ -7,6 +7,7 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
+from pd_operator.controller.evidence_metrics import EvidenceMetrics
 from pd_operator.controller.object_metrics import ObjectMetrics, Shown
 from pd_operator.controller.roster import Roster
 from pd_operator.controller.scaling_metrics import ScalingMetrics
@@ -47,6 +48,7 @@ def families() -> list[Metric]:
     telemetry.observe(depth=lambda: 0, delayed=lambda: 0, oldest=lambda: 0, leader=lambda: False, lag=lambda: 0, stream_ages=dict)
     telemetry.registry.register(ObjectMetrics(Shown()))
     telemetry.registry.register(ScalingMetrics(Roster(Stores())))
+    telemetry.registry.register(EvidenceMetrics(Roster(Stores())))
     found = (m for m in telemetry.registry.collect() if not m.name.startswith(PROCESS))
     return sorted(found, key=lambda metric: metric.name)
 

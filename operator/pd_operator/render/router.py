@@ -85,7 +85,7 @@ def _container(snapshot: Snapshot, slice_: SlicePlan) -> dict[str, Any]:
 
 
 def _limits(snapshot: Snapshot) -> list[tuple[str, ...]]:
-    """Limits that the spec's revision asks for; slices of other revisions are not rendered, so no edit rolls their routers."""
+    """Limits that the revision asks for; routers of an older one are rendered from its own spec, so no edit changes them."""
     spec = snapshot.spec
     return backpressure.router_limits(spec.router.type, spec.backpressure.max_queue_time, [*spec.engine.args, *spec.prefill.args])
 

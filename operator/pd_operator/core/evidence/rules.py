@@ -136,12 +136,14 @@ def _silent(view: SliceView, found: Sequence[tuple[Track, float, float, float]])
 
 
 def _prefill(view: SliceView) -> Iterator[Finding]:
+    # A transfer that failed leaves its lease to expire: that is decode's to answer for.
+    failed = sum(t.total("failed_transfers") or 0.0 for t in view.of("decode"))
     for track in view.of("prefill"):
         expired, ended, late = track.total("expired"), track.total("ended"), track.total("read_late")
         # Step by step: pods that are deleted one after the other let leases expire too, in bursts.
         when = track.signs(lambda g: g.get("expired", 0.0) > 0 or g.get("read_late", 0.0) > 0, unbroken=True)
-        many = expired is not None and ended is not None and expired >= EXPIRED_SHARE * ended and _holds(when, track)
-        if many or (late is not None and late >= FEW and when):
+        many = expired is not None and ended is not None and expired - failed >= max(FEW, EXPIRED_SHARE * ended)
+        if (many and _holds(when, track)) or (late is not None and late >= FEW and when):
             pod = track.last.pod
             read = f", and {late:.0f} were read after that: their answers may be wrong" if late else ""
             text = (

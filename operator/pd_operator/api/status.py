@@ -65,7 +65,7 @@ class SliceStatus(StatusModel):
     prefill: Count | None = Field(default=None, description="Prefill replicas that are ready.")
     decode: Count | None = Field(default=None, description="Decode replicas that are ready.")
     state: Name = Field(default="", description="Dark, Serving or Removing.")
-    weight: Count | None = Field(default=None, description="Share of the traffic in percent.")
+    weight: Count | None = Field(default=None, description="Weight in the HTTPRoute, in percent; only with a gateway.")
     handoff_mbps: Counter | None = Field(default=None, alias="handoffMBps", description="Megabytes per second, last measured.")
 
 
@@ -141,7 +141,7 @@ class PDDeploymentStatus(StatusModel):
     controller: Name = Field(default="", description="Install of pd-operator that owns the object.")
     current_revision: Name = Field(default="", description="Revision that serves.")
     updated_revision: Name = Field(default="", description="Revision that the spec asks for.")
-    url: Text = Field(default="", description="Address for clients inside the cluster.")
+    url: Text = Field(default="", description="Address for clients: the first host name of the gateway, else the Service.")
     serving_slices: Count | None = Field(default=None, description="Slices that take traffic.")
     bottleneck: Annotated[str, Field(max_length=64)] = Field(
         default="", description="Which role limits the throughput: Prefill, Decode, None or Unknown."

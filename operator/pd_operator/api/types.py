@@ -264,13 +264,13 @@ Hostname = Annotated[
 
 
 class GatewaySpec(Model):
-    """An HTTPRoute in place of the plain Service."""
+    """An HTTPRoute that weights slices by capacity, beside the plain Service."""
 
     model_config = rules(
         Rule("size(self.parentRefs) > 0", "{self}.parentRefs: at least one gateway is required, e.g. [{name: public}]")
     )
     parent_refs: Annotated[list[dict[str, Any]], Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "atomic"})] = (
-        Field(default_factory=list, description="Gateways, as in an HTTPRoute.")
+        Field(default_factory=list, description="Gateways, as in an HTTPRoute: name, namespace, sectionName, port.")
     )
     hostnames: Annotated[
         list[Hostname], AfterValidator(unique), Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
@@ -359,7 +359,7 @@ class RolloutSpec(Model):
     )
     max_surge: Share = Field(default="25%", description="Replicas above the desired number during a rollout.")
     max_unavailable: Share = Field(default="25%", description="Replicas that may be missing during a rollout.")
-    paused: bool = Field(default=False, description="Hold a rollout where it is.")
+    paused: bool = Field(default=False, description="Hold a rollout where it is; pools scale as ever.")
     restart_id: Annotated[str, Field(pattern=IMAGE, max_length=63), Says("printable ASCII without spaces")] = Field(
         default="", alias="restartID", description="Any new value makes a new revision: all pods are replaced."
     )
@@ -392,7 +392,9 @@ class PDDeploymentSpec(Model):
     decode: RoleSpec = Field(description="The decode role.")
     lmcache: LMCacheSpec | None = Field(default=None, description="One LMCache server beside each engine; absent: none.")
     router: RouterSpec = Field(default_factory=RouterSpec, description="The router in front of a slice.")
-    gateway: GatewaySpec | None = Field(default=None, description="An HTTPRoute in place of the plain Service.")
+    gateway: GatewaySpec | None = Field(
+        default=None, description="An HTTPRoute that weights slices by capacity, beside the Service."
+    )
     placement: PlacementSpec = Field(default_factory=PlacementSpec, description="Where pods go.")
     slo: SLOSpec | None = Field(default=None, description="Service level objectives.")
     scaling: ScalingSpec | None = Field(default=None, description="How the pools scale; absent: static replicas.")

@@ -282,24 +282,57 @@ def test_status_is_not_written_anew_for_a_count_that_moves_little() -> None:
 
 
 def test_what_contradicts_a_proof() -> None:
-    world = World(cache=True)
+    world = World()
     for _ in range(10):
         silent(world)
         world.tick()
     (found,) = world.evidence.findings
-    mine = frozenset({SLICE})
-    assert contradiction(world.evidence, mine, found.since - 1) == found
-    assert contradiction(world.evidence, mine, found.since + 1) is None  # proven after it
-    assert contradiction(world.evidence, frozenset({"other"}), 0.0) is None and contradiction(None, mine, 0.0) is None
-    assert offload_contradiction(world.evidence, mine) == ""
-    for _ in range(10):  # lookups without stores: the missing real-blocks fix
-        world.page("p0", "cache").add(lookups=2, requested=512)
-        world.tick()
-    assert "pod p0" in offload_contradiction(world.evidence, mine)
+    assert contradiction(world.evidence, SLICE, found.since - 1) == found
+    assert contradiction(world.evidence, SLICE, found.since + 1) is None  # proven after it
+    assert contradiction(world.evidence, "other", 0.0) is None and contradiction(None, SLICE, 0.0) is None
+    world = World()
     for _ in range(10):
-        world.page("p0", "cache").add(lookups=2, requested=512, stored=2)
+        failing(world)
         world.tick()
-    assert offload_contradiction(world.evidence, mine) == ""
+    assert (
+        world.reasons() == ["ReplicaNotTransferring"] and contradiction(world.evidence, SLICE, 0.0) is None
+    )  # the other one works
+    for _ in range(10):
+        world.fall_back("d0", 4, failed=True)
+        world.fall_back("d1", 4, failed=True)
+        world.tick()
+    against = contradiction(world.evidence, SLICE, 0.0)
+    assert against is not None and against.reason is Reason.REPLICA_NOT_TRANSFERRING
+    world = World()
+    for _ in range(10):
+        expiring(world)
+        world.tick()
+    assert world.reasons() == ["LeaseExpired"] and contradiction(world.evidence, SLICE, 0.0) is None
+
+
+def test_what_contradicts_a_proof_of_offload() -> None:
+    world = World(cache=True)
+    for page in world.pages:
+        page.pod = f"{SLICE}-{page.pod}"
+    mine = f"{SLICE}-p0"
+
+    def ask(stored: float) -> None:  # lookups without stores: the missing real-blocks fix
+        world.serve(20)
+        world.page(mine, "cache").add(lookups=2, requested=512, stored=stored)
+        world.tick()
+
+    for _ in range(10):
+        ask(0)
+    against = offload_contradiction(world.evidence, SLICE)
+    assert against is not None and against[0] is Reason.NOT_SUBMITTING and mine in against[1]
+    assert offload_contradiction(world.evidence, "other") is None and offload_contradiction(None, SLICE) is None
+    for _ in range(10):
+        ask(2)
+    assert offload_contradiction(world.evidence, SLICE) is None
+    world.page(mine, "cache").failure = "Connection refused"
+    world.tick(6)
+    against = offload_contradiction(world.evidence, SLICE)
+    assert against is not None and against[0] is Reason.SERVER_DOWN and mine in against[1]
 
 
 def test_findings_that_are_no_findings_are_left_out() -> None:

@@ -68,6 +68,7 @@ class Evidence:
     unverified: tuple[str, ...] = ()  # names of ready replicas that none proved
     totals: Mapping[str, float] = field(default_factory=dict)
     last_verified: float | None = None
+    disproved: frozenset[str] = frozenset()  # slices whose ready decode replicas are all accused
     unread: tuple[str, ...] = ()  # names of ready pods whose engine's page was never read
     lead: Mapping[Role, LeadTime] = field(default_factory=dict)  # to a new ready replica, measured
     attained: Attained = field(default_factory=Attained)
@@ -203,12 +204,15 @@ def _evidence(record: Record, findings: tuple[Finding, ...], site: Site, now: fl
     accused = {f.subject for f in findings if f.reason in HANDOFF}
     verified: dict[Role, int] = dict.fromkeys(ROLES, 0)
     unverified, unread = [], []
+    accepted: dict[str, bool] = {}  # slice -> whether a ready decode replica is not accused
     for track in record.tracks.values():
         page = track.last
         if page.side not in ("prefill", "decode") or not page.ready:
             continue
         if not track.seen:
             unread.append(page.pod)
+        if page.side == "decode":
+            accepted[page.slice] = accepted.get(page.slice, False) or not accused & {page.pod, page.slice}
         proven = page.uid in record.proven if page.side == "prefill" else page.values.get("transfers", 0.0) > 0
         if proven and not accused & {page.pod, page.slice}:
             verified[page.side] += 1
@@ -221,6 +225,7 @@ def _evidence(record: Record, findings: tuple[Finding, ...], site: Site, now: fl
         tuple(sorted(unverified)[:MAX_UNVERIFIED]),
         record.totals,
         record.last_verified,
+        disproved=frozenset(name for name, well in accepted.items() if not well),
         unread=tuple(sorted(unread)),
         lead=site.lead,
         attained=attainment.attained(record.points, site.slo, now),
@@ -242,23 +247,25 @@ def _not_storing(record: Record) -> list[str]:
     return found
 
 
-def contradiction(evidence: Evidence | None, slices: frozenset[str], since: float) -> Finding | None:
-    """The first finding on one of these slices that speaks against a proof of handoff made at `since` (seconds since 1970).
+def contradiction(evidence: Evidence | None, slice_: str, since: float) -> Finding | None:
+    """What speaks against a proof of handoff of a slice made at `since` (seconds since 1970); None: nothing that is known does.
 
-    None: nothing known contradicts it. For what the canary proves; PairLost and CacheDown do not disprove a handoff.
+    One replica of several that fails does not: the slice hands over, and Degraded names the replica. PairLost and CacheDown say
+    nothing about handoffs.
     """
+    if evidence is None or slice_ not in evidence.disproved:
+        return None
+    return next((f for f in evidence.findings if f.reason in HANDOFF and f.slice == slice_ and f.since >= since), None)
+
+
+def offload_contradiction(evidence: Evidence | None, slice_: str) -> tuple[Reason, str] | None:
+    """Why a proof of offload of a slice does not hold any more; None: nothing that is known speaks against it."""
     if evidence is None:
         return None
-    return next((f for f in evidence.findings if f.reason in HANDOFF and f.slice in slices and f.since >= since), None)
-
-
-def offload_contradiction(evidence: Evidence | None, slices: frozenset[str]) -> str:
-    """Why a proof of offload does not hold any more; "" when nothing known contradicts it."""
-    if evidence is None:
-        return ""
-    down = next((f for f in evidence.findings if f.reason is Reason.CACHE_DOWN and f.slice in slices), None)
+    down = next((f for f in evidence.findings if f.reason is Reason.CACHE_DOWN and f.slice == slice_), None)
     if down is not None:
-        return down.sentence
-    if not evidence.not_storing:
-        return ""
-    return f"pod {evidence.not_storing[0]}: its LMCache server is asked for chunks that it does not have, and none is stored"
+        return Reason.SERVER_DOWN, down.sentence
+    pods = [pod for pod in evidence.not_storing if pod.startswith(f"{slice_}-")]
+    if not pods:
+        return None
+    return Reason.NOT_SUBMITTING, f"pod {pods[0]}: its LMCache server is asked for chunks that it does not have, and none is stored"

@@ -211,7 +211,7 @@ async def test_the_whole_cluster_is_served_when_no_namespace_is_named(client: Ku
         assert set(manager.stream_ages()) == {
             "PDPool", "Deployment", "ControllerRevision", "Service", "ServiceAccount", "Role", "RoleBinding",
             "PodDisruptionBudget", "NetworkPolicy", "Pod", "PDDeployment (kopf)", "PDPool (kopf)",
-            "Node (capacity)", "Pod (capacity)",
+            "Node (capacity)", "Pod (capacity)", *OPTIONAL_KINDS,
         }  # fmt: skip
 
 

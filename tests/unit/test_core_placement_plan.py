@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from placement_world import GPU, RACK, demand, node, pod, replica
+from placement_world import GPU, RACK, demand, node, pod, random_world, replica
 
+from pd_operator.core.placement import planner
 from pd_operator.core.placement.capacity import NodeCapacity, PodShape, Taint
 from pd_operator.core.placement.demand import BACKOFF, BACKOFF_MAX, CROSSING, Demand, active, exclude
 from pd_operator.core.placement.index import CapacityIndex
@@ -291,3 +292,26 @@ def test_a_domain_is_left_alone_for_longer_each_time() -> None:
 def test_impossible_demands_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(demand(1, 1, pod(8), pod(8)), **change)
+
+
+def test_what_runs_whole_in_one_domain_stays_as_the_search_would_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of objects that rest is asked again and again; no search is made, and it would not find anything else."""
+    rested = 0
+    for seed in range(300):
+        world = random_world(seed)
+        first = place(replace(world.demand, running={}), world.view)
+        if first.reason is not Outcome.PLACED or len(first.domains) != 1 or not world.demand.allows(first.domains[0].domain):
+            continue
+        rested += 1
+        (share,) = first.domains
+        runs = replace(world.demand, running={share.domain: (share.prefill, share.decode)})
+        view = world.view
+        assert reserve(replace(runs, running={}), view, first.domains)
+        quick = place(runs, view)
+        monkeypatch.setattr(planner, "at_rest", lambda demand: None)
+        slow = place(runs, view)
+        monkeypatch.undo()
+        assert (
+            quick.domains == slow.domains == first.domains and quick.objective == slow.objective and quick.message == slow.message
+        )
+    assert rested > 50

@@ -18,7 +18,7 @@ from pd_operator.core.names import ROLES, Role, slice_name, slice_number
 from pd_operator.core.placement.capacity import HOSTNAME, NodeCapacity, ReplicaShape, Toleration, accelerators_of
 from pd_operator.core.placement.demand import CROSSING, Demand, Exclusion, active
 from pd_operator.core.placement.index import CapacityView
-from pd_operator.core.placement.planner import place
+from pd_operator.core.placement.planner import EXPLAINED, at_rest, place
 from pd_operator.core.placement.result import Placement, Share
 from pd_operator.core.sites import Kind, Site, SliceTarget, decode
 from pd_operator.core.snapshot import Snapshot
@@ -159,7 +159,7 @@ def _observed(
         if one.key is not None:
             home.setdefault(one.key, one)
     demand = _demand(snapshot, wanted, home, left)
-    placement = place(demand, room.view)
+    placement = place(demand, room.view, EXPLAINED if at_rest(demand) is None else 0)
     halves = {domain: e for domain, e in home.items() if e.site.kind is Kind.PINNED and any(e.held) and not all(e.held)}
     if not placement.domains and halves:
         kept = {domain: held for domain, held in demand.running.items() if domain not in halves}

@@ -95,6 +95,9 @@ def objective(domains: Domains, shares: Sequence[Share]) -> Objective:
 def _solve(domains: Domains, view: Capacity) -> tuple[tuple[Share, ...], bool]:
     """The best shares without crossing, by domain name, and whether they are proven best."""
     demand = domains.demand
+    rests = at_rest(demand)
+    if rests is not None:
+        return (Share(rests, demand.prefill, demand.decode),), True
     candidates, complete = _candidates(domains, view)
     found = Search(candidates, (demand.prefill, demand.decode), demand.max_domains, CONSOLIDATION, fit=complete).run()
     shares = _resplit(demand, candidates, found)
@@ -104,6 +107,15 @@ def _solve(domains: Domains, view: Capacity) -> tuple[tuple[Share, ...], bool]:
     alone = len(shares) == 1 and not any(map(sum, demand.running.values()))
     full = sum(min(s.prefill * demand.decode, s.decode * demand.prefill) for s in shares) == domains.whole
     return tuple(sorted(shares)), found.exact and (complete or (alone and full))
+
+
+def at_rest(demand: Demand) -> str | None:
+    """The domain in which everything runs, if it may stay there: nothing is lost, nothing moves, and no plan uses fewer domains."""
+    running = [(d, r) for d, r in demand.running.items() if any(r)]
+    if len(running) != 1 or running[0][1] != (demand.prefill, demand.decode):
+        return None
+    domain = running[0][0]
+    return domain if demand.allows(domain) and (domain != CROSSING or not demand.topology_key) else None
 
 
 def _candidates(domains: Domains, view: Capacity) -> tuple[list[Candidate], bool]:

@@ -29,7 +29,7 @@ def placement(
     reason = Outcome.PLACED
     if any(short):
         reason = Outcome.PARTLY_PLACED if shares else Outcome.NO_CAPACITY if known else Outcome.NO_DOMAIN_LABEL
-    order = _order(domains, known, shares)
+    order = _order(domains, known, shares) if explained else list(known)
     told = tuple(_explain(domains, view, domain, shares, short) for domain in order[:explained])
     crossing = any(s.crossing for s in shares)
     anchor = min(((-domains.room(d), d) for d in known if demand.allows(d)), default=(0, ""))[1] if crossing else ""

@@ -1,4 +1,4 @@
-"""python -m bench.signals [--deployments 1000]: what signals cost: a page, a sweep and a tick of podScrape, a tick of Prometheus.
+"""python -m bench.signals [--deployments 1000] [--only PART]: the cost of a page, of podScrape, and of a tick of Prometheus.
 
 CPU is this process's own, all threads. The baseline of a page is prometheus_client's parser on the same bytes in the same run.
 Pages are those of a stand-in engine (vLLM's names and buckets) and come from another process; Prometheus holds a made-up past.
@@ -12,7 +12,7 @@ import multiprocessing
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,8 +23,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.progress import say
 from monitor.pods import PROGRAMS, Pod, deployment, past
 from monitor.prometheus import Prometheus as Server
+from pd_operator.core.scaling.bounds import Bounds, RoleBounds
+from pd_operator.core.scaling.learned import Learned
+from pd_operator.core.scaling.readings import Replicas
+from pd_operator.core.scaling.record import make
 from pd_operator.signals import answers, exposition, http
 from pd_operator.signals.fleet import Deployment, Side, Target
+from pd_operator.signals.load import Load
 from pd_operator.signals.prometheus import Options, Prometheus
 from pd_operator.signals.scrape import PERIOD, PodScrape
 from pd_operator.upstream.signals_promql import Expressions
@@ -39,12 +44,18 @@ def main() -> int:
     """Run it all; prints a table."""
     parser = argparse.ArgumentParser(prog="python -m bench.signals", description=__doc__)
     parser.add_argument("--deployments", type=int, default=1000, help="for Prometheus, of 10 pods each (default 1000)")
+    parser.add_argument("--only", choices=("page", "podScrape", "prometheus"), help="one part (default all)")
     options = parser.parse_args()
     with Local() as local:
         prefill, decode = local.engine("kv_producer", wait=False), local.engine("kv_consumer", wait=False)
         pages = {"prefill": prefill.ready().client.page().encode(), "decode": decode.ready().client.page().encode()}
     pages["router"] = Pod("router", offered=5.0).page()
-    rows = [*_page(pages["decode"]), *_scrapes(pages), *_prometheus(options.deployments)]
+    parts = {
+        "page": lambda: _page(pages["decode"]),
+        "podScrape": lambda: _scrapes(pages),
+        "prometheus": lambda: _prometheus(options.deployments),
+    }
+    rows = [row for name, part in parts.items() if options.only in (None, name) for row in part()]
     print()
     for what, value in rows:
         print(f"{what:78} {value}")
@@ -179,10 +190,11 @@ def _prometheus(deployments: int) -> Iterator[tuple[str, str]]:
         say(f"loaded {end - time.time():+.0f} s before its end; a tick")
         time.sleep(max(0.0, end + 1 - time.time()))
         size = _count_bytes()
-        cpu, wall, theirs, queries, known = asyncio.run(_tick(server, fleet))
+        cpu, wall, theirs, queries, known, deciding = asyncio.run(_tick(server, fleet))
         what = f"Prometheus {deployments} deployments, {10 * deployments} pods"
-        yield f"{what}: queries of a tick, MiB of an answer", f"{queries}, {size[0] / queries / 2**20:.2f}"
-        yield f"{what}: CPU of a tick; share of a core", f"{cpu:.3f} s; {100 * cpu / TICK:.1f} %"
+        yield f"{what}: queries of a tick, MiB of all answers", f"{queries}, {size[0] / 2**20:.1f}"
+        yield f"{what}: CPU of reading; share of a core", f"{cpu:.3f} s; {100 * cpu / TICK:.1f} %"
+        yield f"{what}: CPU of deciding; share of a core", f"{deciding:.3f} s; {100 * deciding / TICK:.1f} %"
         yield (
             f"{what}: wall time of a tick, Prometheus' CPU in it, its memory",
             f"{wall:.1f} s, {theirs:.1f} s, {server.resident_mib():.0f} MiB",
@@ -204,7 +216,7 @@ def _count_bytes() -> list[int]:
     return total
 
 
-async def _tick(server: Server, fleet: tuple[Deployment, ...]) -> tuple[float, float, float, int, int]:
+async def _tick(server: Server, fleet: tuple[Deployment, ...]) -> tuple[float, float, float, int, int, float]:
     options = Options(server.url, timeout=60, deadline=300, fresh=600)  # the machine may be busy, and the past grows old
     source = Prometheus(lambda: fleet, options)
     cpu, wall, theirs = time.process_time(), time.monotonic(), server.cpu_seconds()
@@ -212,7 +224,17 @@ async def _tick(server: Server, fleet: tuple[Deployment, ...]) -> tuple[float, f
     cpu, wall, theirs = time.process_time() - cpu, time.monotonic() - wall, server.cpu_seconds() - theirs
     await source.close()
     known = sum(load.running.known and load.prompt_rate.known and load.kv_tokens.known for load in loads.values())
-    return cpu, wall, theirs, len(answers.queries(Expressions(), {95})), known
+    return cpu, wall, theirs, len(answers.queries(Expressions(), {95})), known, _deciding(loads.values())
+
+
+def _deciding(loads: Iterable[Load]) -> float:
+    """CPU of one decision for each load, with its line of the decision log."""
+    replicas = Replicas(4, 4)
+    role = RoleBounds(1, 16, 1, 120.0)
+    begin = time.process_time()
+    for load in loads:
+        make("team/chat", load.readings(replicas, replicas), Learned(), Bounds(role, role), 1000.0).line()
+    return time.process_time() - begin
 
 
 if __name__ == "__main__":

@@ -52,6 +52,14 @@ def rendered(space: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
+def documented() -> dict[str, Any]:
+    """The scrape jobs of docs/operations/monitoring.md."""
+    text = (generated.ROOT / "docs" / "operations" / "monitoring.md").read_text()
+    (found,) = (block for block in re.findall(r"^```yaml\n(.*?)^```$", text, flags=re.M | re.S) if "scrape_configs" in block)
+    parsed: dict[str, Any] = yaml.safe_load(found)
+    return parsed
+
+
 class World:
     """Everything at once, and traffic that does not end."""
 
@@ -105,6 +113,10 @@ class World:
                 job |= {"scrape_interval": "1s"}
                 job.get("relabel_configs", []).extend(self._elsewhere())
             found += made
+        plain = documented()["scrape_configs"][1]  # what a Prometheus without its operator is told: it finds the same a second time
+        plain["kubernetes_sd_configs"][0] |= found[-1]["kubernetes_sd_configs"][0]
+        plain["relabel_configs"] += self._elsewhere()
+        found.append({**plain, "scrape_interval": "1s"})
         return {"global": {"evaluation_interval": "1s"}, "rule_files": [str(f) for f in files], "scrape_configs": found}
 
     def _elsewhere(self) -> list[dict[str, Any]]:
@@ -160,9 +172,18 @@ def test_every_page_is_found_with_the_labels_of_the_contract(world: World, api: 
             expected.add((*where, *(own.get(label, "") for label in labels.POD_TARGET_LABELS)))
     wanted = (labels.NAMESPACE, labels.POD, labels.CONTAINER, labels.DEPLOYMENT, labels.SLICE, labels.ROLE)
     active = [t for t in world.get("targets", state="active")["activeTargets"] if labels.DEPLOYMENT in t["labels"]]
-    found = {tuple(target["labels"].get(label, "") for label in wanted): target["health"] for target in active}
-    assert set(found) == expected and len(expected) == 5, "engine and LMCache server of each role, and the router"
-    assert set(found.values()) == {"up"}
+    assert len(expected) == 5, "engine and LMCache server of each role, and the router"
+    for documented_ in (False, True):
+        mine = [t for t in active if (t["scrapePool"] == "pd-serving") == documented_]
+        assert {tuple(target["labels"].get(label, "") for label in wanted) for target in mine} == expected
+        assert len(mine) == 5 and {target["health"] for target in mine} == {"up"}
+
+
+def test_the_documented_scrape_jobs_are_a_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "prometheus.yml"
+    file.write_text(yaml.safe_dump(documented()))
+    done = subprocess.run([str(tool("promtool")), "check", "config", str(file)], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["fleet", "deployment"])

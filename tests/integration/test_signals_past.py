@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -78,6 +79,7 @@ def cases() -> dict[str, tuple[History, Deployment]]:
     stranger = Pod("decode", name="d-stranger", namespace="claimed", running=50, fetching={"in_progress": 0})
     case("claimed", extra(quiet("claimed"), stranger, range(SCRAPES)), deployment(*quiet("claimed")[-1]))
     case("copies", quiet("copies"))
+    case("parallel", quiet("parallel"))
     case("twice", quiet("twice"))
     case(
         "idle",
@@ -105,6 +107,11 @@ def filled(at: float) -> str:
             for name, own, value in pod.samples():
                 more.append((name, {**own, **pod.labels(), "job": "second"}, value, when))
                 more.append((name, {**own, **pod.labels(), "job": "pods", "tp_rank": "1"}, value, when))
+        for pod in (p for p in CASES["parallel"][0][n] if p.side != "router"):  # a second data parallel rank; both have two stages
+            for name, own, value in pod.samples():
+                rank = {**own, **pod.labels(), "job": "pods", "dp_rank": "1"}
+                more += [(name, {**rank, "pp_rank": "0"}, value, when), (name, {**rank, "pp_rank": "1"}, value, when)]
+                more.append((name, {**own, **pod.labels(), "job": "pods", "pp_rank": "1"}, value, when))
         twice = {
             **Pod("decode", namespace="twice").labels(),
             "engine": "0",
@@ -239,7 +246,7 @@ def test_a_dead_pod_without_staleness_markers_is_not_counted(server: Server, loa
 
 
 def test_a_ready_pod_that_is_not_scraped_any_more(loads: Mapping[str, Load]) -> None:
-    assert "query pods: pod d-late: last scraped 7" in loads["late"].running.source
+    assert re.search(r"query pods: pod d-late: last scraped \d+ s ago", loads["late"].running.source)
     assert loads["late"].running.age > 60
     assert {"request_rate", "prefill_rate"} <= set(known(loads["late"]))
 
@@ -292,6 +299,15 @@ def test_the_chart_s_rules_say_the_same(server: Server, loads: Mapping[str, Load
 
 def test_copies_count_once(loads: Mapping[str, Load]) -> None:
     assert known(loads["copies"]) == pytest.approx(known(loads["plain"]), rel=0.01)
+
+
+def test_data_parallel_ranks_add_and_pipeline_stages_do_not(loads: Mapping[str, Load]) -> None:
+    one, many = loads["plain"], loads["parallel"]
+    for name in ("running", "handoff_waiting", "decode_starts", "prefill_rate", "kv_tokens", "kv_capacity"):
+        found, alone = (getattr(load, name).value for load in (many, one))
+        assert found == pytest.approx(2 * alone, rel=0.01), name
+    assert many.request_rate.value == pytest.approx(one.request_rate.value, rel=0.01)
+    assert many.itl.value == pytest.approx(one.itl.value, rel=0.01)
 
 
 def test_a_pod_with_two_infos_does_not_fail_the_query_for_everybody(server: Server, loads: Mapping[str, Load]) -> None:

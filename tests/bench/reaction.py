@@ -8,6 +8,8 @@ server answers for every pod. Each object's backlog begins at a moment of its ow
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import os
 import random
 import statistics
@@ -15,10 +17,13 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import requests
+
 from bench.process import OperatorProcess
-from cluster import paths, session
+from cluster import audit, paths, session
 from cluster.handle import Cluster
 from cluster.kwok import FakeNodes
 from cluster.progress import say
@@ -142,13 +147,18 @@ def _run(cluster: Cluster, objects: int) -> None:
     early = [name for name, times in creations.times.items() if min(times) < fleet.begun[name]]
     assert not early, f"pods of {early} were made before their backlog"
     seconds = sorted(min(times) - fleet.begun[name] for name, times in creations.times.items())
-    say("each: " + ", ".join(f"{one:.1f}" for one in seconds))
+    scaled = _scaled(cluster)
+    wrote = sorted(at - fleet.begun[name] for name, at in scaled.items() if at > fleet.begun.get(name, math.inf))
     bound = SCRAPE_S + TICK_S
     print()
     print(f"{'objects whose backlog made new pods':62} {len(seconds)} of {objects}")
-    print(f"{'backlog in the page -> new pod created: min, p50, max':62} ", end="")
-    print(f"{seconds[0]:.1f} s, {statistics.median(seconds):.1f} s, {seconds[-1]:.1f} s")
+    print(f"{'backlog in the page -> new pod created: min, p50, max':62} {_three(seconds)}")
+    print(f"{'of that, until the pool has its number: min, p50, max':62} {_three(wrote)}")
     print(f"{'one scrape and one tick':62} {bound:.0f} s; within it {sum(s <= bound for s in seconds)} of {len(seconds)}")
+
+
+def _three(seconds: list[float]) -> str:
+    return f"{seconds[0]:.1f} s, {statistics.median(seconds):.1f} s, {seconds[-1]:.1f} s"
 
 
 class Creations:
@@ -161,10 +171,26 @@ class Creations:
         threading.Thread(target=self._follow, args=(api, version), daemon=True).start()
 
     def _follow(self, api: Api, version: str) -> None:
-        for event in api.watch("Pod", SPACE, version, seconds=int(SETTLE_S + SPREAD_S + 2 * LIMIT_S)):
-            if event["type"] == "ADDED":
-                name = event["object"]["metadata"]["labels"]["pdserve.dev/deployment"]
-                self.times.setdefault(name, []).append(time.time())
+        with contextlib.suppress(requests.RequestException):  # the server ends before the watch does
+            for event in api.watch("Pod", SPACE, version, seconds=int(SETTLE_S + SPREAD_S + 2 * LIMIT_S)):
+                if event["type"] == "ADDED":
+                    name = event["object"]["metadata"]["labels"]["pdserve.dev/deployment"]
+                    self.times.setdefault(name, []).append(time.time())
+
+
+def _scaled(cluster: Cluster) -> dict[str, float]:
+    """When the number of each decode pool was first written, from the audit log."""
+    assert cluster.audit_log is not None
+    found: dict[str, float] = {}
+    for event in audit.events(cluster.audit_log, verbs=("patch",)):
+        reference = event.get("objectRef", {})
+        if (
+            reference.get("namespace") == SPACE
+            and reference.get("subresource") == "scale"
+            and reference["name"].endswith("-decode")
+        ):
+            found.setdefault(reference["name"].split("-")[0], datetime.fromisoformat(event["stageTimestamp"]).timestamp())
+    return found
 
 
 if __name__ == "__main__":

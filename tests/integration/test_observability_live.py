@@ -261,7 +261,8 @@ def test_rules_evaluate_and_nothing_fires(world: World) -> None:
 
 def test_a_decode_that_computes_prompts_is_seen(world: World) -> None:
     """What PDFallbackRecompute reads: requests that come to decode without a handoff."""
-    source = f'max(vllm:prompt_tokens_by_source_total{{{labels.ROLE}="decode",source="local_compute",{labels.NAMESPACE}="{world.space}"}})'
+    own = f'{labels.ROLE}="decode",source="local_compute",{labels.NAMESPACE}="{world.space}"'
+    source = f"max(vllm:prompt_tokens_by_source_total{{{own}}})"
     ((_, before),) = world.server.query(source)
     world.decode.client.json("POST", "/v1/completions", {"prompt": "nobody prefilled this " * 10, "max_tokens": 2})
     waits.until("decode's own prompt tokens", lambda: world.server.query(f"{source} > {before}"))

@@ -46,6 +46,7 @@ class Faults:
     dead: bool = False  # the engine core has died: /health 503, requests 500, as vLLM's EngineDeadError
     refuse_transfer: bool = False  # P refuses every read of D
     no_transfer: bool = False  # P answers 200 without kv_transfer_params, D ignores them: nothing moves, nothing fails
+    no_store: bool = False  # the cache server is asked and never told: lookups grow, stores do not
     wrong_blob: bool = False  # P sends other bytes than it computed
     expire_leases: bool = False  # P's leases last 0 s
     transfer_delay: float = 0.0  # seconds that each transfer takes longer

@@ -146,7 +146,7 @@ class Connectors:
         The count of tokens that may be stored is LMCache's: those scheduled here plus those found in a cache. On a
         decode engine the tokens that came by handoff do not count, so it stores nothing until it has decoded a chunk.
         """
-        if self.cache is None:
+        if self.cache is None or self._faults.no_store:
             return
         chunk = self.cache.chunk_size
         known = sequence.scheduled_tokens + max(sequence.local_hit, sequence.cache_hit)

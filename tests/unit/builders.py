@@ -63,7 +63,8 @@ def images(spec: PDDeploymentSpec) -> dict[str, str]:
     """What the install's image table and the spec give together."""
     engine = spec.engine.image or IMAGES.get(spec.engine.type, "").format(spec.engine.version)
     router = spec.router.image or IMAGES.get(spec.router.type, "").format(catalog.router_version(spec))
-    return {"engine": engine, "router": router, "lmcache": (spec.lmcache.image or engine) if spec.lmcache else ""}
+    server = (spec.lmcache.image or engine) if spec.lmcache else ""
+    return {"engine": engine, "router": router, "lmcache": server, "canary": "example.org/pd-operator:1"}
 
 
 def make_snapshot(spec: PDDeploymentSpec | Mapping[str, Any] | None = None, **fields: Any) -> Snapshot:

@@ -11,7 +11,7 @@ from pd_operator.core.compatibility import review
 from pd_operator.core.references import references
 from pd_operator.upstream import catalog
 
-IMAGES = {"engine": "example.org/vllm:v0", "router": "example.org/router:v0", "lmcache": "example.org/lmcache:v0"}
+IMAGES = {part: f"example.org/{part}:v0" for part in ("engine", "router", "lmcache", "canary")}
 
 
 def refusals(entry: manifests.Entry) -> list[Refusal]:

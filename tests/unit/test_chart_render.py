@@ -35,6 +35,7 @@ RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
     ("pdserve.dev", "pdpools/scale"): frozenset({"patch"}),
     ("apps", "deployments"): CHILD,
     ("apps", "controllerrevisions"): CHILD,
+    ("batch", "jobs"): frozenset({"list", "watch", "create", "delete"}),  # the canary: created once, never changed
     ("", "services"): CHILD,
     ("", "serviceaccounts"): CHILD,
     ("rbac.authorization.k8s.io", "roles"): CHILD,

@@ -97,11 +97,6 @@ def test_the_shape_that_the_spec_names_is_kept_though_it_is_not_the_newest() -> 
 
 # --- no field is ignored --------------------------------------------------------------------------------------------------
 
-# Set by a user without any effect that could be seen in manifests, and why that is right.
-NO_MANIFEST = {
-    "verification": "Disabled is what happens today; the other values are refused",
-}
-
 
 def outcome(changes: dict[str, Any]) -> tuple[list[str], str]:
     """Fields that are refused, and all manifests as text."""
@@ -131,16 +126,10 @@ def test_a_field_that_is_set_shows_or_is_refused_by_name(path: str) -> None:
         assert text != outcome(base)[1], f"spec.{path} was accepted and changes nothing"
 
 
-@pytest.mark.parametrize("path", NO_MANIFEST)
-def test_exceptions_are_refused_where_they_would_matter(path: str) -> None:
-    assert outcome(other(path))[0] == [f"spec.{path}"]
-
-
 UNBUILT = {
     "engine.type",
     "rollout.maxSurge",
     "rollout.maxUnavailable",
-    "verification",
     *(f"{role}.nodes" for role in ROLES),
 }
 

@@ -12,7 +12,8 @@ from builders import deployment, make_snapshot, pod, revision_of, templates_of, 
 from pd_operator.api.conditions import Reason
 from pd_operator.core.names import ROLES, slice_name
 from pd_operator.core.plan import make_plan
-from pd_operator.core.rollout import RolloutPlan, State, complete, requested, settled
+from pd_operator.core.rollout import RolloutPlan, State, requested
+from pd_operator.core.slices import complete, settled
 from pd_operator.core.snapshot import ROUTER, Snapshot
 from pd_operator.core.status import build_status
 

@@ -115,7 +115,6 @@ def test_readme_says_of_each_unbuilt_feature_that_it_is_not_built() -> None:
     """What the operator refuses with NotImplemented has its row, and nothing that has a row is accepted."""
     text = (ROOT / "README.md").read_text()
     unbuilt: dict[str, dict[str, Any]] = {
-        "`verification`": {"verification": "Required"},
         "`nodes`": {"prefill": {**MINIMAL["prefill"], "nodes": 2}},
         "SGLang": {"engine": {"type": "sglang", "version": "0.5.0"}},
     }

@@ -68,6 +68,9 @@ The spec of a PDDeployment is never written: no verb but get, list and watch on 
 - apiGroups: [apps]
   resources: [deployments, controllerrevisions]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [list, watch, create, delete]
 - apiGroups: [""]
   resources: [services, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
@@ -99,7 +102,7 @@ The spec of a PDDeployment is never written: no verb but get, list and watch on 
 
 {{- /* The settings file, see operator/pd_operator/settings.py. Image components without a value are left out: "no entry". */ -}}
 {{- define "pd-operator.settings" -}}
-{{- $images := dict -}}
+{{- $images := dict "canary" (include "pd-operator.image" .) -}}
 {{- range $table := list .Values.images.engine .Values.images.router (dict "lmcache" .Values.images.lmcache) -}}
 {{- range $component, $image := $table -}}
 {{- if $image -}}

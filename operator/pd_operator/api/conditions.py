@@ -95,8 +95,10 @@ class Reason(StrEnum):
     OUTPUT_DIFFERS = "OutputDiffers"
     VERSION_MISMATCH = "VersionMismatch"
     CANARY_FAILED = "CanaryFailed"
+    CANARY_FORBIDDEN = "CanaryForbidden"
     NOT_SUBMITTING = "NotSubmitting"
     SERVER_DOWN = "ServerDown"
+    VERIFICATION_FAILED = "VerificationFailed"
     UPDATED = "Updated"
     ROLLING_OUT = "RollingOut"
     NO_CAPACITY_FOR_PAIR = "NoCapacityForPair"
@@ -289,6 +291,11 @@ REASONS: Mapping[Reason, ReasonDoc] = {
         "The canary could not do its work: it did not start, did not reach something, or left no evidence.",
         "Read the message, then the log of the Job that it names.",
     ),
+    Reason.CANARY_FORBIDDEN: ReasonDoc(
+        _HANDOFF,
+        "The canary's Job or its pod is refused: a quota, Pod Security, or a webhook.",
+        "Allow one small pod, or set spec.verification: Disabled and verify by hand.",
+    ),
     Reason.NOT_SUBMITTING: ReasonDoc(
         (Type.OFFLOAD_VERIFIED, Type.READY),
         "Prefill computed prompts and its LMCache server did not store them.",
@@ -296,6 +303,11 @@ REASONS: Mapping[Reason, ReasonDoc] = {
     ),
     Reason.SERVER_DOWN: ReasonDoc(
         (Type.OFFLOAD_VERIFIED, Type.READY), "An LMCache server does not answer.", "Look at the container lmcache of the pod."
+    ),
+    Reason.VERIFICATION_FAILED: ReasonDoc(
+        (Type.PROGRESSING,),
+        "The canary of a slice failed three times; the slice stays dark, and what served before serves on.",
+        "See HandoffVerified and OffloadVerified; it is tried again by itself, or when its Job is deleted.",
     ),
     Reason.UPDATED: ReasonDoc((Type.PROGRESSING,), "The current revision serves."),
     Reason.ROLLING_OUT: ReasonDoc((Type.PROGRESSING,), "A new revision, or a change of a role's pods, is on its way."),

@@ -56,6 +56,30 @@ class RoleStatus(StatusModel):
     gpus: Count | None = Field(default=None, description="Accelerators that the existing replicas hold.")
 
 
+class VerifiedStatus(StatusModel):
+    """The newest proof of a slice."""
+
+    at: Instant = Field(description="When it was taken.")
+    canary: Count = Field(description="Number of the canary that took it.")
+    evidence: Short = Field(default="", description="Hash of the evidence, the termination message of the canary's pod.")
+    about: Short = Field(default="", description="Hash of what was proven: revision, pods, router and images.")
+    handoff: Text = Field(default="", description="What was seen of the handoff.")
+    offload: Text = Field(default="", description="What was seen of the offload.")
+
+
+class CanaryStatus(StatusModel):
+    """The newest canary of a slice that ended."""
+
+    number: Count = Field(description="Its number; the Job is called SLICE-canary-NUMBER.")
+    at: Instant = Field(description="When its end was seen.")
+    about: Short = Field(default="", description="Hash of what it was about: revision, pods, router and images.")
+    failures: Count = Field(default=0, description="Canaries that proved nothing, in a row.")
+    handoff_reason: Short = Field(default="", description="Reason of HandoffVerified after it.")
+    handoff_message: Text = Field(default="", description="What it saw of the handoff.")
+    offload_reason: Short = Field(default="", description="Reason of OffloadVerified after it.")
+    offload_message: Text = Field(default="", description="What it saw of the offload.")
+
+
 class SliceStatus(StatusModel):
     """The part of the deployment in one transfer domain at one revision."""
 
@@ -67,6 +91,8 @@ class SliceStatus(StatusModel):
     state: Name = Field(default="", description="Dark, Serving or Removing.")
     weight: Count | None = Field(default=None, description="Weight in the HTTPRoute, in percent; only with a gateway.")
     handoff_mbps: Counter | None = Field(default=None, alias="handoffMBps", description="Megabytes per second, last measured.")
+    verified: VerifiedStatus | None = Field(default=None, description="Its newest proof.")
+    canary: CanaryStatus | None = Field(default=None, description="Its newest canary that ended.")
 
 
 class ExcludedDomain(StatusModel):

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pd_operator import __version__
 from pd_operator.api.conditions import Reason, Type
 from pd_operator.api.types import API_VERSION, PDDeploymentSpec
 from pd_operator.controller.applier import EXPECTATION, Applier
@@ -33,7 +34,7 @@ from pd_operator.core.snapshot import Install, Reference, Snapshot, StoredRevisi
 from pd_operator.core.status import build_pool_status, build_status, refused_status
 from pd_operator.core.transitions import transitions
 from pd_operator.kube.client import KubeClient
-from pd_operator.kube.errors import Forbidden, Invalid
+from pd_operator.kube.errors import Conflict, Forbidden, Invalid
 from pd_operator.kube.events import EventRecorder
 from pd_operator.kube.store import Stores
 from pd_operator.render.bundle import Bundle, engine_templates, render
@@ -105,6 +106,7 @@ class Reconciler:
                 self._assume(snapshot, plan)
             else:
                 plan = self._await_watch(snapshot, await self._try(snapshot, plan, bundle), bundle)
+                plan = await self._start_canaries(plan, bundle)
         self.roster.put(snapshot, plan)
         status = await self._write_status(obj, build_status(snapshot, plan))
         if plan.refusal is not None:
@@ -146,6 +148,22 @@ class Reconciler:
             refusal = Refusal(Reason.WRITE_REFUSED, "spec", "", f"the API server refuses what is made from it: {exc.message}")
             plan = replace(plan, refusal=refusal)
             self._assume(snapshot, plan)
+        return plan
+
+    async def _start_canaries(self, plan: Plan, bundle: Bundle) -> Plan:
+        """Create Jobs. One that exists already was made by the pass before, which the watch has not shown yet."""
+        if plan.refusal is not None:
+            return plan
+        try:
+            for manifest in bundle.canaries:
+                try:
+                    await self._client.create(manifest)
+                    logger.info("created Job %s", manifest["metadata"]["name"])
+                except Conflict:
+                    continue
+        except (Invalid, Forbidden) as exc:
+            logger.warning("canary refused: %s", exc)
+            return replace(plan, canary_refused=f"the API server takes no Job: {exc.message}")
         return plan
 
     def _await_watch(self, snapshot: Snapshot, plan: Plan, bundle: Bundle) -> Plan:
@@ -217,7 +235,7 @@ class Reconciler:
         engine = spec.engine.image or table.image(spec.engine.type, spec.engine.version)
         router = spec.router.image or table.image(spec.router.type, catalog.router_version(spec))
         server = (spec.lmcache.image or table.image("lmcache", spec.lmcache.version) or engine) if spec.lmcache else ""
-        return {"engine": engine, "router": router, "lmcache": server}
+        return {"engine": engine, "router": router, "lmcache": server, "canary": table.image("canary", __version__)}
 
     async def _missing(self, namespace: str, spec: PDDeploymentSpec) -> tuple[Reference, ...]:
         wanted = references(spec)
@@ -299,8 +317,8 @@ def _result(plan: Plan, status: Mapping[str, Any], unseen: Sequence[str]) -> Res
     ready = next(c for c in status["conditions"] if c["type"] == Type.READY.value)
     if ready["status"] == "True" and plan.rollout.reason is Reason.UPDATED:
         # What was deleted before any watch showed it (a gap) raises no event: then only a look after the expectation finds it.
-        return Done(EXPECTATION) if unseen else Done()
-    return Waiting(f"{ready['reason']}: {ready['message']}", min(SAFETY, plan.placing.due or SAFETY))
+        return Done(EXPECTATION) if unseen else Done(plan.canary_due)
+    return Waiting(f"{ready['reason']}: {ready['message']}", min(SAFETY, plan.placing.due or SAFETY, plan.canary_due or SAFETY))
 
 
 def _reference(obj: Object) -> Object:

@@ -41,6 +41,7 @@ CHILD_KINDS = (
     "RoleBinding",
     "PodDisruptionBudget",
     "NetworkPolicy",
+    "Job",
 )
 OPTIONAL_KINDS = ("HTTPRoute",)  # children whose CRD belongs to somebody else and may be missing
 KOPF_STOP = 4.0  # seconds kopf may take to clean up; it gives its workers 2 s

@@ -79,7 +79,6 @@ def _not_implemented(spec: PDDeploymentSpec) -> Iterator[Refusal]:
         (spec.decode.nodes > 1, "decode.nodes", spec.decode.nodes, "1"),
         (rollout.max_surge != "25%", "rollout.maxSurge", rollout.max_surge, "25%"),
         (rollout.max_unavailable != "25%", "rollout.maxUnavailable", rollout.max_unavailable, "25%"),
-        (spec.verification in ("Required", "Advisory"), "verification", spec.verification, "Disabled, or leave it out"),
     ]
     for refused, field, value, accepted in table:
         if refused:
@@ -149,6 +148,9 @@ def _images(spec: PDDeploymentSpec, images: Mapping[str, str]) -> Iterator[Refus
                 f"no image is known for {what}; set this field, or add {what} to the install's image table (chart value images)"
             )
             yield Refusal(Reason.IMAGE_REQUIRED, f"spec.{component}.image", "", accepted)
+    if spec.verification in ("Required", "Advisory") and not images.get("canary"):
+        accepted = "this install names no image for the canary (setting images.canary: the operator's own); without it: Disabled"
+        yield Refusal(Reason.IMAGE_REQUIRED, "spec.verification", spec.verification, accepted)
 
 
 def _owned(spec: PDDeploymentSpec, upstream: Upstream) -> Iterator[Refusal]:

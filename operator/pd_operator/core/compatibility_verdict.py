@@ -24,7 +24,7 @@ PREDICATES: Final[Mapping[Check, Predicate]] = {
 }
 NAMES: Final[Mapping[str, str]] = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 T = TypeVar("T")
-BY_VERIFICATION: Final = "or spec.verification: Required once that is built"
+BY_VERIFICATION: Final = "or spec.verification: Required"
 
 
 @dataclass(frozen=True, slots=True)

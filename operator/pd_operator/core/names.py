@@ -15,6 +15,8 @@ SLICE: Final = "pdserve.dev/slice"
 REVISION: Final = "pdserve.dev/revision"
 ROLE: Final = "pdserve.dev/role"
 FRONT: Final = "pdserve.dev/front"
+CANARY: Final = "pdserve.dev/canary"  # number of a slice's canary Job
+ABOUT: Final = "pdserve.dev/about"  # hash of what the canary is about: core/verification.py
 APPLIED_HASH: Final = "pdserve.dev/applied-hash"
 SITE: Final = "pdserve.dev/site"  # annotation of a slice's engine workloads: core/sites.py
 LLMD_ROLE: Final = "llm-d.ai/role"  # so that the llm-d router's discovery works on our pods as they are
@@ -52,9 +54,14 @@ def pool(deployment: str, role: Role) -> str:
     return f"{deployment}-{role}"
 
 
-def service_account(deployment: str, component: Literal["engine", "router"]) -> str:
-    """ServiceAccount of engines or routers."""
+def service_account(deployment: str, component: Literal["engine", "router", "canary"]) -> str:
+    """ServiceAccount of engines, routers or canaries."""
     return f"{deployment}-{component}"
+
+
+def canary(slice_: str, number: int) -> str:
+    """Job of a slice's canary: 42 + 8 characters and the number, and its pod's name is a label value (63)."""
+    return f"{slice_}-canary-{number}"
 
 
 def controller_revision(deployment: str, revision: str, pods: str) -> str:

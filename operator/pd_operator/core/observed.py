@@ -117,6 +117,15 @@ class RouteFact:
 
 
 @dataclass(frozen=True, slots=True)
+class JobFact:
+    """How a Job stands."""
+
+    ended: str = ""  # Complete or Failed, "" while it runs
+    ended_at: datetime | None = None
+    message: str = ""  # of that condition
+
+
+@dataclass(frozen=True, slots=True)
 class ChildFact:
     """An object that we apply.
 
@@ -140,6 +149,7 @@ class ChildFact:
     deleting: bool = False
     workload: WorkloadFact | None = None  # Deployments only
     route: RouteFact | None = None  # HTTPRoutes only
+    job: JobFact | None = None  # Jobs only
     replicas: int | None = None  # PDPool: spec.replicas
     site: str = ""  # annotation pdserve.dev/site
     created: datetime | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pd_operator.api.conditions import Reason
 from pd_operator.core.capabilities import Refusal, Unproven
@@ -17,9 +17,21 @@ from pd_operator.core.pools import PoolPlan, plan_pools
 from pd_operator.core.revision import pairing_hash, pods_hash
 from pd_operator.core.rollout import RolloutPlan, SlicePlan, State, hold, plan_rollout
 from pd_operator.core.rollout_bounds import late, pause
+from pd_operator.core.slices import complete, usable
 from pd_operator.core.snapshot import Snapshot
+from pd_operator.core.verification import Record, due_in, gate, mode_of, next_number, records, subject
 
 HISTORY = 5  # ControllerRevisions kept beyond those in use, as spec.revisionHistoryLimit of other workloads has 10
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A canary to start: its Job does not exist yet."""
+
+    slice: SlicePlan
+    number: int
+    about: str
+    dark: bool  # the slice does not serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,10 @@ class Plan:
     kept_revisions: frozenset[str]  # names of ControllerRevisions
     renderer_changed: bool = False  # filled in once the templates were rendered
     unproven: tuple[Unproven, ...] = ()  # accepted, and left to verification
+    verification: Mapping[str, Record] = field(default_factory=dict)  # slice -> what is proven of it
+    canaries: tuple[Canary, ...] = ()  # to start now
+    canary_due: float | None = None  # seconds until another one is due
+    canary_refused: str = ""  # why the API server takes no Job of ours; known once it was asked
 
     @property
     def targets(self) -> tuple[SlicePlan, ...]:
@@ -76,16 +92,17 @@ def make_plan(snapshot: Snapshot) -> Plan:
         )
         for conflict in snapshot.conflicts
     ]
-    pools = plan_pools(snapshot)
+    pools, known = plan_pools(snapshot), records(snapshot)
     totals = {role: mine.desired for role, mine in pools.items()}
     if refusals:
         placing, rollout, front = Placing(()), hold(snapshot, refusals[0].reason), Front(told(snapshot))
     else:
         placing = place_slices(snapshot, revision, totals)
-        rollout = plan_rollout(snapshot, revision, placing.targets, placing.lacking)
+        rollout = plan_rollout(snapshot, revision, placing.targets, placing.lacking, gate(snapshot, known))
         rollout = late(snapshot, placing.targets, pause(snapshot, revision, placing.targets, rollout))
         rollout = leave_first(snapshot, follow(snapshot, revision, rollout, totals))
         front = plan_front(snapshot, rollout, totals)
+    canaries, due = ((), None) if refusals else _canaries(snapshot, revision, rollout, known)
     return Plan(
         revision=revision,
         pods=pods,
@@ -98,7 +115,31 @@ def make_plan(snapshot: Snapshot) -> Plan:
         front=front,
         kept_revisions=_kept(snapshot, revision, pods, rollout),
         unproven=judge(snapshot.spec, snapshot.upstream, snapshot.images, snapshot.model).unproven,
+        verification=known,
+        canaries=canaries,
+        canary_due=due,
     )
+
+
+def _canaries(
+    snapshot: Snapshot, revision: str, rollout: RolloutPlan, known: Mapping[str, Record]
+) -> tuple[tuple[Canary, ...], float | None]:
+    """Canaries of the slices of the current revision that are due now, and seconds until the next one is."""
+    if mode_of(snapshot) == "Disabled" or snapshot.spec.suspend:
+        return (), None
+    about, workloads = subject(snapshot), snapshot.deployments()
+    now: list[Canary] = []
+    waits: list[float] = []
+    for slice_ in rollout.slices:
+        record, parts = known.get(slice_.name, Record(slice_.name)), workloads.get(slice_.name, {})
+        # What serves is asked again when a change of it is through; what waits in the dark, as soon as it could serve.
+        ready = complete(parts) if record.proven else usable(parts)
+        due = due_in(record, about, snapshot.now) if slice_.revision == revision and slice_.replicas is not None and ready else None
+        if due is not None and due > 0:
+            waits.append(due)
+        elif due is not None:
+            now.append(Canary(slice_, next_number(record), about, dark=not slice_.front))
+    return tuple(now), min(waits, default=None)
 
 
 def _kept(snapshot: Snapshot, revision: str, pods: str, rollout: RolloutPlan) -> frozenset[str]:

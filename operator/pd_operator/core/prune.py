@@ -9,9 +9,11 @@ from pd_operator.core.names import COMPONENT, SLICE
 from pd_operator.core.observed import ChildFact
 from pd_operator.core.plan import Plan
 from pd_operator.core.snapshot import ROUTER, Snapshot
+from pd_operator.core.verification import mode_of, newest_jobs
 
 ORDER = (
     "HTTPRoute",
+    "Job",
     "Deployment",
     "Service",
     "RoleBinding",
@@ -37,12 +39,16 @@ def prune(snapshot: Snapshot, plan: Plan, desired: Set[tuple[str, str]]) -> list
     """Children that are neither desired nor of a slice that the plan keeps. A PDPool never goes: it holds learned numbers."""
     slices = {s.name: s for s in plan.rollout.slices}
     found = []
+    last_canaries = newest_jobs(snapshot.children) if mode_of(snapshot) != "Disabled" else frozenset()
     for child in snapshot.children:
         if child.deleting or child.owner_uid != snapshot.uid or child.kind not in ORDER or (child.kind, child.name) in desired:
             continue
         if child.kind == "ControllerRevision":
             if child.name not in plan.kept_revisions:
                 found.append(Deletion(child.kind, child.name, child.uid, "older than the kept revisions"))
+            continue
+        if child.kind == "Job" and child.name not in last_canaries:
+            found.append(Deletion(child.kind, child.name, child.uid, "not the last canary of its slice"))
             continue
         owner = slices.get(child.labels.get(SLICE, ""))
         if owner is None:

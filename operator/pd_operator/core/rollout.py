@@ -1,6 +1,6 @@
 """From one set of slices to the next: which exist, which of them serve, which go (invariant I3: they never pair).
 
-    new slices dark -> ready -> their routers take the front label -> they are all ready -> old routers go -> old engines go
+    new slices dark -> ready -> proven -> their routers take the front label -> all ready -> old routers go -> old engines go
 
 A revision has one slice, or one per transfer domain. Where both revisions do not fit the old one goes first; with `Recreate`
 always. A third revision waits until nothing is left of the second. A router only sees the engines of its own slice, so at no
@@ -18,10 +18,12 @@ from typing import Any
 from pd_operator.api.conditions import Reason
 from pd_operator.api.scalars import quantity
 from pd_operator.core import diagnosis
-from pd_operator.core.names import FRONT, ROLES, SLICE, Role
+from pd_operator.core.names import ROLES, SLICE, Role
 from pd_operator.core.observed import ChildFact, PodFact
 from pd_operator.core.sites import Site, SliceTarget
+from pd_operator.core.slices import complete, has_front, usable
 from pd_operator.core.snapshot import ROUTER, Snapshot
+from pd_operator.core.verification import OPEN, Gate
 from pd_operator.core.weights import capacity, fitting
 
 PATIENCE = 30.0  # seconds that a pod is unschedulable before a serving slice ends for it
@@ -58,30 +60,33 @@ class RolloutPlan:
     message: str
 
 
-def plan_rollout(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], lacking: str = "") -> RolloutPlan:
+def plan_rollout(
+    snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], lacking: str = "", gate: Gate = OPEN
+) -> RolloutPlan:
     """Decide over the slices of a snapshot whose spec asks for `targets`, all of `revision`.
 
     Args:
         lacking: what the transfer domains lack for a pair ("Insufficient nvidia.com/gpu"), for pods of which the scheduler
             says less because we keep them off nodes that would take only one role.
+        gate: which slices may serve; one that serves already keeps serving.
     """
     workloads = snapshot.deployments()
     names = {t.name for t in targets}
     leaving = [s for s in workloads if s not in names and snapshot.revision_of(s) == revision]
     old = {s: d for s, d in workloads.items() if s not in names and s not in leaving}
     if not old:
-        return _own(snapshot, revision, targets, leaving, lacking)
+        return _own(snapshot, revision, targets, leaving, lacking, gate)
     gone = tuple(_remove(snapshot, s) for s in old)
     if snapshot.spec.suspend:  # no slice can get ready now, so none waits for another
-        own = _own(snapshot, revision, targets, leaving, lacking)
+        own = _own(snapshot, revision, targets, leaving, lacking, gate)
         return RolloutPlan((*own.slices, *gone), own.reason, own.message)
     if snapshot.spec.rollout.type == "Recreate":
         begun = [t for t in targets if t.name in workloads]  # what was begun before is not thrown away
-        kept = _all(begun, revision, State.DARK, _joins(snapshot, targets))
+        kept = _all(begun, revision, State.DARK, _lit(snapshot, targets, gate))
         others = tuple(_remove(snapshot, s) for s in leaving)
         message = f"Recreate: {', '.join(old)} ends before {_names(targets)} starts"
         return RolloutPlan((*kept, *others, *gone), Reason.ROLLING_OUT, message)
-    return _replace(snapshot, revision, targets, leaving, old, lacking)
+    return _replace(snapshot, revision, targets, leaving, old, lacking, gate)
 
 
 def hold(snapshot: Snapshot, reason: Reason) -> RolloutPlan:
@@ -93,20 +98,21 @@ def hold(snapshot: Snapshot, reason: Reason) -> RolloutPlan:
     return RolloutPlan(tuple(slices), reason, "nothing is changed until the spec is accepted")
 
 
-def _own(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], leaving: Sequence[str], lacking: str) -> RolloutPlan:
-    """Only slices of the current revision exist: a further one joins the front door when it is complete."""
+def _own(
+    snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], leaving: Sequence[str], lacking: str, gate: Gate
+) -> RolloutPlan:
+    """Only slices of the current revision exist: a further one joins the front door when it is complete and proven."""
     workloads = snapshot.deployments()
     fronted = {s for s, parts in workloads.items() if has_front(parts.get(ROUTER))}
-    joins = _joins(snapshot, targets)
+    lit = _lit(snapshot, targets, gate)
     slices = []
     for target in targets:
-        alone = not fronted - {target.name}  # nobody else serves: do not wait in the dark
-        front = target.name in joins and (
-            alone or target.name in fronted or complete(workloads.get(target.name, {}), target.placed)
-        )
+        alone = not fronted - {target.name}  # nobody else serves: do not wait in the dark for the last replica
+        front = target.name in lit and (alone or target.name in fronted or complete(workloads.get(target.name, {}), target.placed))
         slices.append(_target(target, revision, State.SERVING if front else State.DARK, front=front))
     stays, going = _leave(snapshot, targets, leaving)
-    return RolloutPlan((*slices, *stays, *going), *_own_progress(snapshot, targets, [s.name for s in (*stays, *going)], lacking))
+    ending = [s.name for s in (*stays, *going)]
+    return RolloutPlan((*slices, *stays, *going), *_own_progress(snapshot, targets, ending, lacking, gate))
 
 
 def _leave(
@@ -137,6 +143,18 @@ def _joins(snapshot: Snapshot, targets: Sequence[SliceTarget]) -> frozenset[str]
     return frozenset(fitting(able, [n for n in names if has_front(workloads.get(n, {}).get(ROUTER))]))
 
 
+def _lit(snapshot: Snapshot, targets: Sequence[SliceTarget], gate: Gate) -> frozenset[str]:
+    """Those of them that may carry the front label now: proven, or at the front door already."""
+    return _joins(snapshot, targets) - {*_dark(snapshot, targets, gate)}
+
+
+def _dark(snapshot: Snapshot, targets: Sequence[SliceTarget], gate: Gate) -> list[str]:
+    """Targets that wait for a proof."""
+    workloads, joins = snapshot.deployments(), _joins(snapshot, targets)
+    waiting = [t.name for t in targets if t.name in joins and not gate.opens(t.name)]
+    return [name for name in waiting if not has_front(workloads.get(name, {}).get(ROUTER))]
+
+
 def _serves(snapshot: Snapshot, name: str) -> bool:
     """Whether a slice answers requests: a router at the front door, a ready prefill and a ready decode."""
     parts = snapshot.deployments().get(name, {})
@@ -151,6 +169,7 @@ def _replace(
     leaving: Sequence[str],
     old: Mapping[str, Mapping[str, ChildFact]],
     lacking: str,
+    gate: Gate,
 ) -> RolloutPlan:
     workloads, name = snapshot.deployments(), _names(targets)
     mine = [workloads.get(t.name, {}) for t in targets]
@@ -163,7 +182,8 @@ def _replace(
         slices = _all(targets, revision, State.SERVING, joins) + tuple(_remove(snapshot, s) for s in serving)
         return RolloutPlan((*slices, *others), Reason.ROLLING_OUT, f"{name} serves; ending {', '.join(old)}")
     keep = tuple(SlicePlan(s, snapshot.revision_of(s), State.SERVING, front=True) for s in serving)
-    if whole or fronted:
+    dark = _dark(snapshot, targets, gate)
+    if fronted or (whole and not dark):
         slices = (*_all(targets, revision, State.DARK, joins), *keep, *others)
         return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} is ready; its routers join the front door")
     names = [t.name for t in targets]
@@ -176,13 +196,15 @@ def _replace(
         slices = (*_all(targets, revision, State.DARK), *(_remove(snapshot, s) for s in serving), *others)
         message = f"{name} does not fit beside {', '.join(old)} ({missing}); the old slice ends first"
         return RolloutPlan(slices, Reason.NO_CAPACITY_FOR_PAIR, message)
-    lit = frozenset() if serving else joins  # nobody serves: do not wait in the dark
-    slices = (*_all(targets, revision, State.DARK, lit), *keep, *others)
-    serves = f"{', '.join(serving) or 'nothing'} serves"
-    if missing:
+    lit = frozenset() if serving else _lit(snapshot, targets, gate)  # nobody serves: do not wait for the last replica
+    reason, message = Reason.ROLLING_OUT, f"{name} is starting{_trouble(snapshot, names)}"
+    if whole:
+        reason, message = gate.stands(dark)
+    elif missing:
         ways = f"{', '.join(ending)} is still ending" if ending else "free or add them, or set rollout.type: Recreate"
-        return RolloutPlan(slices, Reason.NO_CAPACITY_FOR_PAIR, f"{name} finds no room ({missing}): {ways}; {serves}")
-    return RolloutPlan(slices, Reason.ROLLING_OUT, f"{name} is starting{_trouble(snapshot, names)}; {serves}")
+        reason, message = Reason.NO_CAPACITY_FOR_PAIR, f"{name} finds no room ({missing}): {ways}"
+    slices = (*_all(targets, revision, State.DARK, lit), *keep, *others)
+    return RolloutPlan(slices, reason, f"{message}; {', '.join(serving) or 'nothing'} serves")
 
 
 def _whole(parts: Mapping[str, ChildFact], target: SliceTarget) -> bool:
@@ -202,30 +224,6 @@ def _all(targets: Sequence[SliceTarget], revision: str, state: State, lit: Set[s
 
 def _names(targets: Iterable[SliceTarget]) -> str:
     return ", ".join(t.name for t in targets)
-
-
-def has_front(router: ChildFact | None) -> bool:
-    """Whether a router Deployment's pod template carries the front label."""
-    return bool(router and router.workload and FRONT in router.workload.template_labels)
-
-
-def settled(child: ChildFact | None, least: int | None = None) -> bool:
-    """Whether a Deployment's pods are all of its current template, ready and available; with `least`, at least so many of them."""
-    if child is None or child.workload is None or child.deleting:
-        return False
-    w = child.workload
-    wanted = w.spec_replicas if w.spec_replicas is not None else 1
-    if w.observed_generation < child.generation or wanted <= 0 or w.updated != w.replicas:
-        return False
-    if least is not None and 0 < least < wanted:
-        return w.ready >= least and w.available >= least
-    return w.replicas == w.ready == w.available == wanted
-
-
-def complete(slice_: Mapping[str, ChildFact], placed: Mapping[Role, int] | None = None) -> bool:
-    """Whether prefill, decode and router of a slice are all settled; of engines, `placed` replicas are enough."""
-    engines = all(settled(slice_.get(role), (placed or {}).get(role)) for role in ROLES)
-    return engines and settled(slice_.get(ROUTER))
 
 
 def _remove(snapshot: Snapshot, slice_: str) -> SlicePlan:
@@ -249,16 +247,17 @@ def _ending(snapshot: Snapshot, staying: Set[str]) -> list[str]:
     return sorted(left - staying - {""})
 
 
-def _own_progress(snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: Sequence[str], lacking: str) -> tuple[Reason, str]:
+def _own_progress(
+    snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: Sequence[str], lacking: str, gate: Gate
+) -> tuple[Reason, str]:
     if snapshot.spec.suspend:
         return Reason.SUSPENDED, "spec.suspend is true"
     workloads, names = snapshot.deployments(), [t.name for t in targets]
+    dark = _dark(snapshot, targets, gate)
+    if dark and all(usable(workloads.get(n, {})) for n in names):
+        return gate.stands(dark)
     if all(complete(workloads.get(n, {})) for n in names):
-        if leaving:
-            return Reason.ROLLING_OUT, f"{_names(targets)} serves; ending {', '.join(leaving)}"
-        if dark := sorted({*names} - _joins(snapshot, targets)):
-            return Reason.WEIGHTS_NOT_ENFORCEABLE, _unweighted(targets, dark)
-        return Reason.UPDATED, f"{_names(targets)} is up to date"
+        return _arrived(snapshot, targets, leaving)
     for name in names:
         parts = workloads.get(name, {})
         rolling = [r for r in ROLES if (d := parts.get(r)) and d.workload and d.workload.updated < d.workload.replicas]
@@ -268,6 +267,14 @@ def _own_progress(snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: S
             return Reason.NO_CAPACITY_FOR_PAIR, f"a replacement pod of {name} finds no node ({blocked}): {ways}"
     trouble = f" (no room: {lacking})" if lacking else _trouble(snapshot, names)
     return Reason.ROLLING_OUT, f"{_names(targets)} is starting{trouble}"
+
+
+def _arrived(snapshot: Snapshot, targets: Sequence[SliceTarget], leaving: Sequence[str]) -> tuple[Reason, str]:
+    if leaving:
+        return Reason.ROLLING_OUT, f"{_names(targets)} serves; ending {', '.join(leaving)}"
+    if small := sorted({t.name for t in targets} - _joins(snapshot, targets)):
+        return Reason.WEIGHTS_NOT_ENFORCEABLE, _unweighted(targets, small)
+    return Reason.UPDATED, f"{_names(targets)} is up to date"
 
 
 def _unweighted(targets: Sequence[SliceTarget], dark: Sequence[str]) -> str:

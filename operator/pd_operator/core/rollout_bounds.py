@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from pd_operator.api.conditions import Reason
 from pd_operator.core.names import ROLES, workload
-from pd_operator.core.rollout import RolloutPlan, SlicePlan, State, has_front, settled
+from pd_operator.core.rollout import RolloutPlan, SlicePlan, State
 from pd_operator.core.sites import SliceTarget
+from pd_operator.core.slices import has_front, settled
 from pd_operator.core.snapshot import ROUTER, Snapshot
 
 MOVING = (Reason.ROLLING_OUT, Reason.NO_CAPACITY_FOR_PAIR)

@@ -23,8 +23,11 @@ from pd_operator.core.pools import gpus_of, mode_of
 from pd_operator.core.rollout import SlicePlan, State
 from pd_operator.core.snapshot import ROUTER, Snapshot
 from pd_operator.core.traffic import uneven
+from pd_operator.core.verification import Record, to_status
+from pd_operator.core.verified import stands_in_the_way, verified
 
 NO_WORKLOAD = WorkloadFact()
+ONLY_TIME = frozenset({Reason.STARTING, Reason.NOT_DISCOVERED, Reason.NOT_YET_RUN})
 
 
 def build_status(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
@@ -93,19 +96,11 @@ def _conditions(snapshot: Snapshot, plan: Plan) -> list[Condition]:
     found = [_accepted(plan), placed(snapshot, plan, plan.current or focus)]
     found += [_role_ready(snapshot, plan, focus, role) for role in ROLES]
     found.append(_router_ready(snapshot, plan, focus))
-    found.append(
-        Condition(Type.HANDOFF_VERIFIED, "Unknown", Reason.NOT_YET_RUN, "no evidence has been taken; Ready does not wait for it")
-    )
-    if snapshot.spec.lmcache is not None:
-        found.append(
-            Condition(
-                Type.OFFLOAD_VERIFIED, "Unknown", Reason.NOT_YET_RUN, "no evidence has been taken; Ready does not wait for it"
-            )
-        )
+    found += verified(snapshot, plan, focus)
     found.append(_progressing(plan))
     found.append(_degraded(snapshot, plan))
     found.append(_update_available(plan))
-    ready = _ready(snapshot, plan, found)
+    ready = _ready(snapshot, plan, focus, found)
     return [*found, ready, *_kstatus(plan, ready)]
 
 
@@ -194,18 +189,20 @@ def _update_available(plan: Plan) -> Condition:
     return Condition(Type.UPDATE_AVAILABLE, "False", Reason.AS_EXPECTED)
 
 
-def _ready(snapshot: Snapshot, plan: Plan, found: Sequence[Condition]) -> Condition:
+def _ready(snapshot: Snapshot, plan: Plan, focus: Sequence[SlicePlan], found: Sequence[Condition]) -> Condition:
     """Ready takes over the reason and message of what stands in the way."""
     if plan.refusal is None and snapshot.spec.suspend:
         return Condition(Type.READY, "False", Reason.SUSPENDED, "spec.suspend is true")
     by_type = {c.type: c for c in found}
     order = (Type.ACCEPTED, Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY)
     blocking = [by_type[t] for t in order if by_type[t].status != "True"]
+    proofs = [by_type[t] for t in (Type.HANDOFF_VERIFIED, Type.OFFLOAD_VERIFIED) if t in by_type]
+    blocking += [c for c in proofs if stands_in_the_way(snapshot, plan, focus, c)]  # invariant I5
     if blocking and plan.placing.placement is not None and by_type[Type.PLACED].status == "False":
         blocking.insert(0, by_type[Type.PLACED])  # it knows more than the scheduler's message about a pod
     if blocking:
         # What only needs time stands behind what needs somebody.
-        first = next((c for c in blocking if c.reason not in (Reason.STARTING, Reason.NOT_DISCOVERED)), blocking[0])
+        first = next((c for c in blocking if c.reason not in ONLY_TIME), blocking[0])
         still = " (what served before keeps serving)" if first.type is Type.ACCEPTED and snapshot.deployments() else ""
         return Condition(Type.READY, "False", first.reason, f"{first.type.value}: {first.message}{still}")
     if _serving(snapshot, plan) is None:
@@ -222,8 +219,8 @@ def _kstatus(plan: Plan, ready: Condition) -> list[Condition]:
         stalled = Condition(Type.STALLED, "True", plan.rollout.reason, plan.rollout.message)
         return [Condition(Type.RECONCILING, "False", Reason.AS_EXPECTED), stalled]
     suspended = ready.reason == Reason.SUSPENDED
-    waits = plan.rollout.reason in (Reason.ROLLING_OUT, Reason.NO_CAPACITY_FOR_PAIR, Reason.PAUSED)
-    moving = waits or (ready.status != "True" and not suspended)
+    waits = (Reason.ROLLING_OUT, Reason.NO_CAPACITY_FOR_PAIR, Reason.PAUSED, Reason.VERIFICATION_FAILED)
+    moving = plan.rollout.reason in waits or (ready.status != "True" and not suspended)
     message = plan.rollout.message if plan.rollout.reason is not Reason.UPDATED else ready.message
     reconciling = Condition(Type.RECONCILING, "True", ready.reason if ready.status != "True" else plan.rollout.reason, message)
     return [
@@ -259,7 +256,7 @@ def _slice_status(snapshot: Snapshot, plan: Plan, slice_: SlicePlan) -> dict[str
     told: dict[str, Any] = {"name": slice_.name, "revision": slice_.revision, "domain": domain, **counts, "state": shown.value}
     if slice_.name in plan.front.weights:  # absent and not 0 without a gateway: nothing weights it
         told["weight"] = plan.front.weights[slice_.name]
-    return told
+    return told | to_status(plan.verification.get(slice_.name, Record(slice_.name)))
 
 
 def _serving(snapshot: Snapshot, plan: Plan) -> SlicePlan | None:

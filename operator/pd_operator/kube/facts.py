@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from pd_operator.core.names import APPLIED_HASH, SITE
-from pd_operator.core.observed import ChildFact, ContainerFact, PodFact, WorkloadFact
+from pd_operator.core.observed import ChildFact, ContainerFact, JobFact, PodFact, WorkloadFact
 from pd_operator.core.placement.requests import pod_shape
 from pd_operator.kube.kinds import KINDS
 from pd_operator.kube.owned import intact
@@ -212,6 +212,7 @@ def child(kind: str, obj: Mapping[str, Any]) -> ChildFact:
         deleting="deletionTimestamp" in meta,
         workload=_workload(obj, site) if kind == "Deployment" else None,
         route=route(obj) if kind == "HTTPRoute" else None,
+        job=_job(obj) if kind == "Job" else None,
         replicas=(obj.get("spec") or {}).get("replicas") if kind == "PDPool" else None,
         created=_time(meta.get("creationTimestamp")),
         site=site,
@@ -239,6 +240,13 @@ def _workload(obj: Mapping[str, Any], site: str) -> WorkloadFact:
         paused=bool(spec.get("paused")),
         shape=pod_shape(spec.get("template", {}).get("spec", {})) if site else None,
     )
+
+
+def _job(obj: Mapping[str, Any]) -> JobFact:
+    """`Failed` comes after its pods are gone or done; `FailureTarget` before that says nothing yet."""
+    conditions = obj.get("status", {}).get("conditions") or ()
+    ended: Mapping[str, Any] = next((c for c in conditions if c["type"] in ("Complete", "Failed") and c["status"] == "True"), {})
+    return JobFact(ended.get("type", ""), _time(ended.get("lastTransitionTime")), ended.get("message", ""))
 
 
 def _revision(obj: Mapping[str, Any]) -> bytes:

@@ -49,6 +49,7 @@ KINDS: dict[str, Kind] = {
         Kind("pdserve.dev", "v1alpha1", "PDPool", "pdpools"),
         Kind("apps", "v1", "Deployment", "deployments"),
         Kind("apps", "v1", "ControllerRevision", "controllerrevisions"),
+        Kind("batch", "v1", "Job", "jobs"),
         Kind("", "v1", "Service", "services"),
         Kind("", "v1", "ServiceAccount", "serviceaccounts"),
         Kind(_RBAC, "v1", "Role", "roles"),

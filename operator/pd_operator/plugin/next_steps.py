@@ -78,6 +78,14 @@ STEPS: Mapping[Reason, tuple[str, ...]] = {
         "kubectl -n {namespace} get jobs -l pdserve.dev/deployment={name}",
         "then the log of the Job that the message names: kubectl -n {namespace} logs job/JOB",
     ),
+    Reason.CANARY_FORBIDDEN: (
+        "kubectl -n {namespace} describe jobs -l pdserve.dev/deployment={name}",
+        "kubectl -n {namespace} get resourcequota,limitrange",
+    ),
+    Reason.VERIFICATION_FAILED: (
+        "what its canary saw: kubectl -n {namespace} logs -l pdserve.dev/deployment={name},app.kubernetes.io/component=canary",
+        "to try again now: kubectl -n {namespace} delete jobs -l pdserve.dev/deployment={name},app.kubernetes.io/component=canary",
+    ),
     Reason.NOT_SUBMITTING: (PREFILL, CACHE),
     Reason.SERVER_DOWN: (CACHE, DESCRIBE),
     Reason.WEIGHTS_NOT_ENFORCEABLE: (
@@ -143,7 +151,7 @@ STEPS: Mapping[Reason, tuple[str, ...]] = {
     Reason.SUSPENDED: (
         """to start it: kubectl -n {namespace} patch pdd {name} --type=merge -p '{{"spec": {{"suspend": false}}}}'""",
     ),
-    Reason.NOT_YET_RUN: ("nobody has proven it; the counters of the engines tell: docs/kubectl-pdd.md",),
+    Reason.NOT_YET_RUN: ("wait for the canary, which starts when prefill, decode and router are ready: docs/verification.md",),
     Reason.ROLLING_OUT: (
         "wait; pods of both revisions: kubectl -n {namespace} get pods -l pdserve.dev/deployment={name} -L pdserve.dev/revision",
     ),

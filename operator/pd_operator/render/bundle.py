@@ -24,7 +24,8 @@ from pd_operator.core.plan import Plan
 from pd_operator.core.pools import bounds_of
 from pd_operator.core.revision import manifest_hash, pairing_hash, pods_hash, role_hash
 from pd_operator.core.snapshot import ROUTER, Snapshot, StoredRevision
-from pd_operator.render import access, coordinator, engine, network, objects, router
+from pd_operator.core.verification import mode_of
+from pd_operator.render import access, canary, coordinator, engine, network, objects, router
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Bundle:
 
     stages: tuple[tuple[objects.Manifest, ...], ...]
     renderer_changed: bool  # the stored templates are not what this version of the operator would render
+    canaries: tuple[objects.Manifest, ...] = ()  # Jobs to create, once everything else is applied
 
     @property
     def keys(self) -> frozenset[tuple[str, str]]:
@@ -47,7 +49,7 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
     templates of engines come from it, so that another version of the operator changes none (invariant I12). Slices of
     other revisions are not rendered, but for their routers: they stay as they are until they go.
     """
-    accounts = access.accounts(snapshot)
+    accounts = access.accounts(snapshot) + ([canary.account(snapshot)] if mode_of(snapshot) != "Disabled" else [])
     shared = [access.binding(snapshot), network.front_service(snapshot), network.engine_policy(snapshot), *_budgets(snapshot)]
     pools = [_pool(snapshot, plan, role) for role in ROLES]
     gateway = snapshot.spec.gateway
@@ -69,7 +71,8 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
             workloads.append(deployment)
     first = [] if stored else [_revision(snapshot, plan, templates)]
     changed = stored is not None and any(dict(templates[role]) != fresh[role] for role in ROLES)
-    return _bundle([[*first, *accounts], [*shared, *pools, *services], workloads], changed)
+    bundle = _bundle([[*first, *accounts], [*shared, *pools, *services], workloads], changed)
+    return replace(bundle, canaries=tuple(canary.job(snapshot, c) for c in plan.canaries))
 
 
 def _old_routers(snapshot: Snapshot, plan: Plan) -> list[objects.Manifest]:

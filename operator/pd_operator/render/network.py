@@ -9,6 +9,7 @@ from pd_operator.core.front import ROUTE, Front
 from pd_operator.core.names import COMPONENT, DEPLOYMENT, FRONT, SLICE, base_labels, slice_labels
 from pd_operator.core.rollout import SlicePlan
 from pd_operator.core.snapshot import ROUTER, Snapshot
+from pd_operator.core.verification import mode_of
 from pd_operator.render import objects
 from pd_operator.upstream import lmcache, vllm
 
@@ -56,9 +57,9 @@ def engine_policy(snapshot: Snapshot) -> objects.Manifest:
     """Ingress of the engine pods.
 
     Peers reach every port but LMCache's HTTP one (NIXL's data ports are chosen by UCX), the routers reach the engine's HTTP
-    port, and the operator and the monitoring namespace reach both HTTP ports. Nobody else does: one request with made-up
-    kv_transfer_params ends a decode engine (measured, vLLM 0.32.0). The kubelet's probes are not subject to policies, nor
-    is a pod's traffic to itself.
+    port, and the operator, the canary and the monitoring namespace reach both HTTP ports. Nobody else does: one request
+    with made-up kv_transfer_params ends a decode engine (measured, vLLM 0.32.0). The kubelet's probes are not subject to
+    policies, nor is a pod's traffic to itself.
     """
     engines = {"podSelector": {"matchLabels": {DEPLOYMENT: snapshot.name, COMPONENT: "engine"}}}
     ours = {"podSelector": {"matchLabels": {DEPLOYMENT: snapshot.name}}}
@@ -69,7 +70,10 @@ def engine_policy(snapshot: Snapshot) -> objects.Manifest:
         {"from": [ours, *_readers(snapshot)], "ports": [{"port": vllm.PORT, "protocol": "TCP"}]},
     ]
     if snapshot.spec.lmcache is not None:
-        ingress.append({"from": _readers(snapshot), "ports": [{"port": lmcache.HTTP_PORT, "protocol": "TCP"}]})
+        readers = _readers(snapshot)
+        if mode_of(snapshot) != "Disabled":
+            readers.append({"podSelector": {"matchLabels": {DEPLOYMENT: snapshot.name, COMPONENT: "canary"}}})
+        ingress.append({"from": readers, "ports": [{"port": lmcache.HTTP_PORT, "protocol": "TCP"}]})
         if snapshot.spec.lmcache.p2p.enabled:
             ingress.append(
                 {"from": [ours], "ports": [{"port": port, "protocol": "TCP"} for port in (lmcache.DATA_PORT, lmcache.P2P_PORT)]}

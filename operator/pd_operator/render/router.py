@@ -72,7 +72,7 @@ def _container(snapshot: Snapshot, slice_: SlicePlan) -> dict[str, Any]:
         snapshot,
         command=list(program.COMMAND),
         args=program.arguments(snapshot.namespace, prefill, decode, vllm.PORT, spec.router.args, _limits(snapshot)),
-        env=program.environment(_engine_api_key(snapshot)),
+        env=program.environment(engine_api_key(snapshot)),
         ports=[
             {"name": "http", "containerPort": program.PORT, "protocol": "TCP"},
             {"name": "metrics", "containerPort": program.METRICS_PORT, "protocol": "TCP"},
@@ -90,8 +90,8 @@ def _limits(snapshot: Snapshot) -> list[tuple[str, ...]]:
     return backpressure.router_limits(spec.router.type, spec.backpressure.max_queue_time, [*spec.engine.args, *spec.prefill.args])
 
 
-def _engine_api_key(snapshot: Snapshot) -> Mapping[str, Any] | None:
-    """Source of the engines' API key, when they have one."""
+def engine_api_key(snapshot: Snapshot) -> Mapping[str, Any] | None:
+    """Source of the engines' API key, when they have one (their routers and canaries need it)."""
     spec = snapshot.spec
     env = [*spec.decode.env, *spec.prefill.env, *spec.engine.env]
     return next((var.value_from for var in env if var.name == "VLLM_API_KEY"), None)

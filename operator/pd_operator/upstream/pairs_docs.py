@@ -54,7 +54,7 @@ def _tested() -> Iterator[str]:
 def _states() -> Iterator[str]:
     yield "## States at handoff\n"
     yield "What a model keeps for each request, and what becomes of it with the connector `nixl`. *Rebuilt* and *not known* are"
-    yield "refused until `verification` can compare the output.\n"
+    yield "accepted with `verification: Required` only, which compares the output of the pair with that of one engine.\n"
     yield "| engine | state | versions | at handoff | how | source |\n|---|---|---|---|---|---|"
     for state in State:
         for row in states.ROWS:

@@ -1,0 +1,85 @@
+"""The conditions HandoffVerified and OffloadVerified: what the canaries of the slices that status is about have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from pd_operator.api.conditions import Condition, Reason, Type
+from pd_operator.core.names import canary
+from pd_operator.core.plan import Plan
+from pd_operator.core.proof import Verdict
+from pd_operator.core.rollout import SlicePlan
+from pd_operator.core.snapshot import Snapshot
+from pd_operator.core.verification import TRIES, Proven, Record, mode_of
+
+OFF: Final = "spec.verification is Disabled: no canary runs, and Ready does not wait for one"
+_GRAVITY: Final = {False: 0, None: 1, True: 2}
+
+
+def verified(snapshot: Snapshot, plan: Plan, focus: Sequence[SlicePlan]) -> list[Condition]:
+    """Both conditions; the second only with LMCache."""
+    types = [Type.HANDOFF_VERIFIED] + ([Type.OFFLOAD_VERIFIED] if snapshot.spec.lmcache is not None else [])
+    if mode_of(snapshot) == "Disabled":
+        return [Condition(t, "Unknown", Reason.NOT_YET_RUN, OFF) for t in types]
+    return [_condition(snapshot, plan, focus, t) for t in types]
+
+
+def stands_in_the_way(snapshot: Snapshot, plan: Plan, focus: Sequence[SlicePlan], condition: Condition) -> bool:
+    """Whether Ready waits for this condition: with Required, until it is True, or every slice is proven as far as it can be."""
+    if mode_of(snapshot) != "Required" or condition.status == "True":
+        return False
+    known = [plan.verification.get(s.name, Record(s.name)) for s in focus]
+    return condition.status == "False" or not known or any(record.proven is None for record in known)
+
+
+def _condition(snapshot: Snapshot, plan: Plan, focus: Sequence[SlicePlan], type_: Type) -> Condition:
+    found = [_verdict(snapshot, plan, s, type_ is Type.OFFLOAD_VERIFIED) for s in focus]
+    if not found:
+        return Condition(type_, "Unknown", Reason.NOT_YET_RUN, "there is no slice yet")
+    worst = min(found, key=lambda v: _GRAVITY[v.proven])
+    status = {True: "True", False: "False", None: "Unknown"}
+    if worst.proven and len(found) > 1:
+        return Condition(type_, "True", worst.reason, f"all {len(found)} slices are proven; {worst.sentence}")
+    return Condition(type_, status[worst.proven], worst.reason, worst.sentence)  # type: ignore[arg-type]  # a dict of literals
+
+
+def _verdict(snapshot: Snapshot, plan: Plan, slice_: SlicePlan, offload: bool) -> Verdict:
+    """What is known of one slice. One that was proven stays so until its canary has failed as often as is tried at once."""
+    record = plan.verification.get(slice_.name, Record(slice_.name))
+    trial = record.trial
+    refused = plan.canary_refused or record.forbidden
+    if refused and record.proven is None:
+        reason = Reason.NOT_YET_RUN if offload else Reason.CANARY_FORBIDDEN
+        found = Verdict(None if offload else False, reason, refused)
+    elif trial is not None and trial.failures >= TRIES:
+        said = (trial.offload or trial.handoff) if offload else trial.handoff
+        log = f" (Job {canary(slice_.name, trial.number)}, {trial.failures} failures in a row)" if said.proven is not True else ""
+        found = replace(said, sentence=f"{said.sentence}{log}")
+    elif record.proven is not None:
+        found = _proven(record, record.proven, offload)
+    else:
+        found = Verdict(None, Reason.NOT_YET_RUN, _waiting(record, offload))
+    return replace(found, sentence=f"{slice_.name}: {found.sentence}")
+
+
+def _proven(record: Record, proven: Proven, offload: bool) -> Verdict:
+    said = record.trial.offload if record.trial is not None and not record.trial.failures else None
+    if offload and said is not None and said.proven is None:
+        return said
+    again = "; its canary runs again" if record.running else ""
+    seen = proven.offload if offload else proven.handoff
+    return Verdict(True, Reason.VERIFIED, f"{seen} (Job {canary(record.slice, proven.number)}){again}")
+
+
+def _waiting(record: Record, offload: bool) -> str:
+    trial = record.trial
+    if trial is not None and trial.failures:
+        said = (trial.offload or trial.handoff) if offload else trial.handoff
+        why = said.sentence if said.proven is None else f"{said.reason}: {said.sentence}"
+        log = f"Job {canary(record.slice, trial.number)}"
+        return f"run {trial.failures} of {TRIES} proved nothing: {why} ({log}); it is tried again"
+    if record.running:
+        return f"Job {record.running} runs"
+    return "the canary starts when prefill, decode and router are ready"

@@ -1,4 +1,4 @@
-"""Go tools (Kubernetes, etcd, kwok, CoreDNS, Helm, Prometheus, kstatus), built from pinned modules into the cache when missing."""
+"""Go tools (Kubernetes, etcd, kwok, LWS, CoreDNS, Helm, Prometheus, kstatus), built from pinned modules into the cache."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ TOOLS: dict[str, tuple[str, str]] = {
     },
     "etcd": ("etcd", "go.etcd.io/etcd/server/v3"),
     "kwok": ("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    "lws": ("lws", "sigs.k8s.io/lws/cmd"),
     "coredns": ("coredns", "github.com/coredns/coredns"),
     "helm": ("helm", "helm.sh/helm/v4/cmd/helm"),
     "prometheus": ("prometheus", "github.com/prometheus/prometheus/cmd/prometheus"),

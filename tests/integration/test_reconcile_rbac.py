@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import gateway_api
+from cluster import gateway_api, lws
 from cluster.handle import Cluster
 from opsrunner import chart, state, waits
 from opsrunner.api import Api
@@ -55,6 +55,7 @@ def world(
 ) -> Iterator[World]:
     """The operator runs as the chart's ServiceAccount, with the chart's settings."""
     gateway_api.install(kwok_cluster)
+    lws.install(kwok_cluster)
     folder = Path(tmp_path_factory.mktemp("rbac"))
     with namespaces(kwok_cluster, f"rbac-{request.param}", 2) as (home, space):
         watch = [space] if request.param == "namespaced" else []
@@ -75,6 +76,7 @@ def live(api: Api, world: World) -> None:
     slice_ = waits.ready(api, space, "chat")["status"]["slices"][0]["name"]  # slices and coordinators were deleted
     api.merge("PDDeployment", space, "chat", {"spec": {"decode": {"replicas": 2}}})  # /scale of a pool
     waits.ready(api, space, "chat")
+    groups(api, space)
     # Something to look up, of each kind that a spec can name.
     names = [
         {"name": "A_TOKEN", "valueFrom": {"secretKeyRef": {"name": "absent", "key": "a"}}},
@@ -95,6 +97,20 @@ def live(api: Api, world: World) -> None:
     labels = lambda: api.must_get("PDPool", space, "chat-decode")["metadata"]["labels"]  # noqa: E731
     waits.until("the label of the pool to come back", lambda: labels().get("pdserve.dev/role") == "decode")
     waits.ready(api, space, "chat")
+
+
+def groups(api: Api, space: str) -> None:
+    """A LeaderWorkerSet is made, changed, and replaced by a Deployment. No controller makes pods of it."""
+    wide = {"parallelism": {"tensor": 2}}
+    spec = {"prefill": wide, "decode": {**wide, "nodes": 2}, "rollout": {"type": "Recreate"}}
+    api.create(state.pdd(space, "wide", **spec))
+    there = lambda: api.list("LeaderWorkerSet", space)  # noqa: E731
+    (made,) = waits.until("the LeaderWorkerSet", there)
+    api.merge("PDDeployment", space, "wide", {"spec": {"decode": {"replicas": 2}}})
+    waits.until("it to have two groups", lambda: there()[0]["spec"]["replicas"] == 2)
+    api.merge("PDDeployment", space, "wide", {"spec": {"decode": {"nodes": 1}}})
+    waits.until("it to be gone", lambda: not there())
+    assert api.get("Deployment", space, made["metadata"]["name"]) is not None
 
 
 def old_revisions(api: Api, world: World) -> None:

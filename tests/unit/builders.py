@@ -13,7 +13,19 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from pd_operator.api.types import PDDeploymentSpec
-from pd_operator.core.names import COMPONENT, DEPLOYMENT, FRONT, REVISION, ROLE, ROLES, SLICE, slice_labels, slice_name, workload
+from pd_operator.core.names import (
+    COMPONENT,
+    DEPLOYMENT,
+    FRONT,
+    GROUP_KIND,
+    REVISION,
+    ROLE,
+    ROLES,
+    SLICE,
+    slice_labels,
+    slice_name,
+    workload,
+)
 from pd_operator.core.observed import ChildFact, ContainerFact, PodFact, WorkloadFact
 from pd_operator.core.plan import Plan, make_plan
 from pd_operator.core.revision import pairing_hash
@@ -94,8 +106,12 @@ def by_name(bundle: Bundle) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def pod_specs(bundle: Bundle) -> dict[str, dict[str, Any]]:
-    """Name of the Deployment -> its pod template."""
-    return {m["metadata"]["name"]: m["spec"]["template"] for m in manifests(bundle, "Deployment")}
+    """Name of the workload -> its pod template; NAME-worker for the workers of a LeaderWorkerSet."""
+    found = {m["metadata"]["name"]: m["spec"]["template"] for m in manifests(bundle, "Deployment")}
+    for group in manifests(bundle, GROUP_KIND):
+        name, template = group["metadata"]["name"], group["spec"]["leaderWorkerTemplate"]
+        found |= {name: template["leaderTemplate"], f"{name}-worker": template["workerTemplate"]}
+    return found
 
 
 def containers(template: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -133,7 +133,9 @@ class PlacedWorld(World):
         base = super().child(d)
         if not site or base.workload is None:
             return base
-        return replace(base, site=site, workload=replace(base.workload, shape=pod_shape(d.manifest["spec"]["template"]["spec"])))
+        return replace(
+            base, site=site, workload=replace(base.workload, shapes=(pod_shape(d.manifest["spec"]["template"]["spec"]),))
+        )
 
     def pod(self, p: Pod) -> PodFact:
         """With its node and the scheduler's clock."""

@@ -11,7 +11,19 @@ import builders
 from builders import NAME, NAMESPACE, NOW
 
 from pd_operator.core.ledger import Ledger
-from pd_operator.core.names import COMPONENT, DEPLOYMENT, REVISION, ROLE, ROLES, SLICE, Role, slice_labels, workload
+from pd_operator.core.names import (
+    COMPONENT,
+    DEPLOYMENT,
+    GROUP_KIND,
+    REVISION,
+    ROLE,
+    ROLES,
+    SLICE,
+    WORKER,
+    Role,
+    slice_labels,
+    workload,
+)
 from pd_operator.core.observed import ChildFact, NodeFact, PodFact, UsageFact, WorkloadFact
 from pd_operator.core.placement.capacity import NodeCapacity, PodShape
 from pd_operator.core.placement.requests import replica_shape
@@ -19,7 +31,7 @@ from pd_operator.core.placing import Placing, place_slices, uncounted
 from pd_operator.core.revision import pairing_hash
 from pd_operator.core.sites import Kind, Site
 from pd_operator.core.snapshot import ROUTER, Snapshot
-from pd_operator.render.bundle import engine_templates
+from pd_operator.render.bundle import engine_templates, replica_specs
 
 KEY = "example.org/rack"
 GPU = "nvidia.com/gpu"
@@ -41,11 +53,11 @@ def pinned(domain: str) -> Site:
 
 @dataclass
 class Slice:
-    """A slice that exists: where its pods are (None = no node yet)."""
+    """A slice that exists: where its pods are (None = no node yet), of groups all pods with the leader first."""
 
     site: Site
     prefill: Sequence[str | None] = ()
-    decode: Sequence[str | None] = ()
+    decode: Sequence[str | Sequence[str | None] | None] = ()
     index: int = 0
     front: bool = True
     ready: bool = True
@@ -90,7 +102,7 @@ class Racks:
         templates = engine_templates(base)
         return replace(
             base,
-            shapes={role: replica_shape(role, [templates[role]["spec"]]) for role in ROLES},
+            shapes={role: replica_shape(role, replica_specs(base, templates, role)) for role in ROLES},
             room=self.ledger.room(OWNER, KEY) if self.observed else None,
             unseen=next(filter(None, map(uncounted, templates.values())), ""),
         )
@@ -104,11 +116,14 @@ class Racks:
         revision = one.revision or self.revision
         name = f"{NAME}-{revision}-{one.index}"
         for role, where in (("prefill", one.prefill), ("decode", one.decode)):
-            labels = slice_labels(NAME, "engine", name, revision) | {ROLE: role}
-            for number, at in enumerate(where):
-                self._pod(one, f"{workload(name, role)}-{number}", labels, at)
-            ready = sum(at is not None for at in where) if one.ready else 0
-            self._workload(name, role, labels, len(where), ready, one.site)
+            common = slice_labels(NAME, "engine", name, revision)
+            groups = [(at,) if at is None or isinstance(at, str) else tuple(at) for at in where]
+            for number, (leader, *workers) in enumerate(groups):
+                self._pod(one, f"{workload(name, role)}-{number}", common | {ROLE: role}, leader)
+                for index, at in enumerate(workers, 1):
+                    self._pod(one, f"{workload(name, role)}-{number}-{index}", common | {WORKER: role}, at)
+            ready = sum(all(group) for group in groups) if one.ready else 0
+            self._workload(name, role, common | {ROLE: role}, len(where), ready, one.site, size=max(map(len, groups), default=1))
         labels = slice_labels(NAME, ROUTER, name, revision)
         self._workload(name, ROUTER, labels, 1, int(one.ready), Site(), {"pdserve.dev/front": NAME} if one.front else {})
 
@@ -130,8 +145,10 @@ class Racks:
             )
         )
         if at:
-            owner = {"deployment": labels[DEPLOYMENT], "slice": labels[SLICE], "role": labels[ROLE]}
-            self.ledger.pod(None, UsageFact(NAMESPACE, name, at, SHAPE.requests, **owner))
+            role, worker = labels.get(ROLE) or labels[WORKER], WORKER in labels
+            self.ledger.pod(
+                None, UsageFact(NAMESPACE, name, at, SHAPE.requests, labels[DEPLOYMENT], labels[SLICE], role, worker=worker)
+            )
 
     def _workload(
         self,
@@ -142,13 +159,22 @@ class Racks:
         ready: int,
         site: Site,
         more: Mapping[str, str] | None = None,
+        size: int = 1,
     ) -> None:
         fact = WorkloadFact(
-            2, replicas, replicas, ready, replicas, ready, {**labels, **(more or {})}, shape=SHAPE if site.encode() else None
+            2,
+            replicas,
+            replicas,
+            ready,
+            replicas,
+            ready,
+            {**labels, **(more or {})},
+            shapes=(SHAPE,) * size if site.encode() else (),
+            size=size,
         )
         name = workload(slice_, part)
         child = ChildFact(
-            "Deployment",
+            "Deployment" if size == 1 else GROUP_KIND,
             NAMESPACE,
             name,
             f"uid-{name}",

@@ -42,6 +42,7 @@ RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
     ("rbac.authorization.k8s.io", "rolebindings"): CHILD,
     ("policy", "poddisruptionbudgets"): CHILD,
     ("networking.k8s.io", "networkpolicies"): CHILD,
+    ("leaderworkerset.x-k8s.io", "leaderworkersets"): CHILD,  # spec.*.nodes
     ("gateway.networking.k8s.io", "httproutes"): CHILD,  # spec.gateway
     ("", "pods"): frozenset({"list", "watch"}),
     ("", "secrets"): frozenset({"get"}),

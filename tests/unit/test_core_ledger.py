@@ -29,7 +29,7 @@ def deployment(owner: str, role: str, replicas: int, site: Site, **fields: objec
     slice_ = f"{owner}-r-0"
     labels = slice_labels(owner, "engine", slice_, "r") | {ROLE: role}
     base = ChildFact("Deployment", NAMESPACE, f"{slice_}-{role}", f"uid-{role}", labels=labels, site=site.encode())
-    return replace(base, workload=WorkloadFact(spec_replicas=replicas, shape=SHAPE), **fields)  # type: ignore[arg-type]
+    return replace(base, workload=WorkloadFact(spec_replicas=replicas, shapes=(SHAPE,)), **fields)  # type: ignore[arg-type]
 
 
 def engine(owner: str, role: str, number: int, at: str, deleting: bool = False) -> UsageFact:
@@ -86,7 +86,7 @@ def test_a_pod_that_ends_takes_room_and_is_not_held() -> None:
 def test_a_plan_counts_before_the_watch_shows_its_workloads() -> None:
     """Two PDDeployments planned in the same second: the second sees what the first was given."""
     book = ledger()
-    need = Need(2, pinned("a"), SHAPE)
+    need = Need(2, pinned("a"), (SHAPE,))
     book.assume(OTHER, {("other-r-0", "decode"): need})
     assert free(book.room(OWNER, KEY), "a") == 1
     book.child(OTHER, None, deployment("other", "decode", 2, pinned("a")))  # shown: counted once
@@ -97,8 +97,8 @@ def test_a_plan_counts_before_the_watch_shows_its_workloads() -> None:
 
 def test_the_next_plan_replaces_what_the_last_one_asked_for() -> None:
     book = ledger()
-    book.assume(OTHER, {("other-r-0", "decode"): Need(2, pinned("a"), SHAPE)})
-    book.assume(OTHER, {("other-r-1", "decode"): Need(1, pinned("b"), SHAPE)})
+    book.assume(OTHER, {("other-r-0", "decode"): Need(2, pinned("a"), (SHAPE,))})
+    book.assume(OTHER, {("other-r-1", "decode"): Need(1, pinned("b"), (SHAPE,))})
     room = book.room(OWNER, KEY)
     assert (free(room, "a"), free(room, "b")) == (3, 3)
     book.forget(OTHER)

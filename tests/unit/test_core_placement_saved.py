@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from placement_world import GIB, GPU, RACK, demand, node, pod, random_world
 
+from pd_operator.core.names import WORKER
 from pd_operator.core.placement import saved, table
 from pd_operator.core.placement.capacity import NodeCapacity, PodShape, Requirement, Taint, Term, Toleration
 from pd_operator.core.placement.index import CapacityIndex
@@ -24,12 +25,14 @@ def raw_node(name: str, rack: str, **more: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": {RACK: rack}}, "spec": more, "status": status}
 
 
-def raw_pod(name: str, where: str = "", role: str = "", gpus: int = 8, phase: str = "Running", **labels: str) -> dict[str, Any]:
+def raw_pod(
+    name: str, where: str = "", role: str = "", gpus: int = 8, phase: str = "Running", worker: bool = False
+) -> dict[str, Any]:
     """A Pod as the API server gives it."""
-    mine = {**OURS, "pdserve.dev/role": role} if role else {}
+    mine = {**OURS, WORKER if worker else "pdserve.dev/role": role} if role else {}
     containers = [{"name": "engine", "resources": {"limits": {GPU: gpus, "cpu": "1"}}, "env": [{"name": "A", "value": "b"}]}]
     spec = {"nodeName": where, "containers": containers, "nodeSelector": {RACK: "a"}, "tolerations": [{"operator": "Exists"}]}
-    return {"metadata": {"namespace": "demo", "name": name, "labels": mine | labels}, "spec": spec, "status": {"phase": phase}}
+    return {"metadata": {"namespace": "demo", "name": name, "labels": mine}, "spec": spec, "status": {"phase": phase}}
 
 
 def test_objects_become_nodes_and_pods() -> None:
@@ -40,7 +43,7 @@ def test_objects_become_nodes_and_pods() -> None:
         ],
         [
             raw_pod("p", "n1", "prefill"),
-            raw_pod("w", "n1", "decode", **{saved.WORKER_INDEX: "1"}),
+            raw_pod("w", "n1", "decode", worker=True),
             raw_pod("new", "", "decode"),
             raw_pod("foreign-new"),  # holds nothing yet
             raw_pod("foreign", "n2", gpus=1),

@@ -11,7 +11,6 @@ import pytest
 from builders import OTHER, deep, make_snapshot, make_spec, other, rendered, serving, templates_of
 
 from pd_operator.api.conditions import Reason
-from pd_operator.core.names import ROLES
 from pd_operator.core.observed import ChildFact
 from pd_operator.core.plan import HISTORY, make_plan
 from pd_operator.core.references import references
@@ -130,7 +129,6 @@ UNBUILT = {
     "engine.type",
     "rollout.maxSurge",
     "rollout.maxUnavailable",
-    *(f"{role}.nodes" for role in ROLES),
 }
 
 
@@ -155,8 +153,8 @@ def test_both_routers_are_built(kind: str) -> None:
 
 
 def test_the_first_refusal_is_shown_and_the_others_are_counted() -> None:
-    plan = make_plan(make_snapshot({"prefill": {"nodes": 2}, "rollout": {"maxSurge": 1}}))
-    assert plan.refusal is not None and plan.refusal.field == "spec.prefill.nodes" and plan.more_refusals == 1
+    plan = make_plan(make_snapshot({"rollout": {"maxSurge": 1, "maxUnavailable": 1}}))
+    assert plan.refusal is not None and plan.refusal.field == "spec.rollout.maxSurge" and plan.more_refusals == 1
 
 
 def test_objects_with_our_names_are_a_refusal() -> None:

@@ -268,8 +268,8 @@ def test_refused_while_serving_says_that_it_serves() -> None:
 
 
 def test_several_refusals_show_the_first_and_the_number_of_others() -> None:
-    found = conditions(status_of(make_snapshot({"rollout": {"maxUnavailable": 1, "maxSurge": 1}, "decode": {"nodes": 2}})))
-    assert found["Accepted"]["message"].startswith("spec.decode.nodes") and found["Accepted"]["message"].endswith("(and 2 more)")
+    found = conditions(status_of(make_snapshot({"rollout": {"maxUnavailable": 1, "maxSurge": 1}, "engine": {"type": "sglang"}})))
+    assert found["Accepted"]["message"].startswith("spec.engine.type") and found["Accepted"]["message"].endswith("(and 3 more)")
 
 
 def test_a_spec_that_cannot_be_read_keeps_the_rest_of_the_status() -> None:

@@ -27,6 +27,7 @@ from pd_operator.core.scaling.law import DEFAULT
 from pd_operator.core.traffic import BOUND, LEAST, TICKS
 from pd_operator.core.weights import BAND
 from pd_operator.kube.reflector import ABSENT_RECHECK
+from pd_operator.render import group
 from pd_operator.settings import Settings
 from pd_operator.upstream import catalog, lmcache, smg, vllm, vllm_router
 from plugins.quickstart import blocks
@@ -87,7 +88,16 @@ def test_quickstart_commands_are_shell() -> None:
 
 def test_labels_page_has_every_label() -> None:
     text = (ROOT / "docs/reference/labels.md").read_text()
-    for label in (names.MANAGED_BY, names.COMPONENT, names.DEPLOYMENT, names.SLICE, names.REVISION, names.ROLE, names.FRONT):
+    for label in (
+        names.MANAGED_BY,
+        names.COMPONENT,
+        names.DEPLOYMENT,
+        names.SLICE,
+        names.REVISION,
+        names.ROLE,
+        names.WORKER,
+        names.FRONT,
+    ):
         assert f"`{label}`" in text
     for label in (names.LLMD_ROLE, names.APPLIED_HASH, names.SITE, *(f"{k}: {v}" for k, v in smg.ENGINE_ANNOTATIONS.items())):
         assert f"`{label}`" in text
@@ -115,7 +125,6 @@ def test_readme_says_of_each_unbuilt_feature_that_it_is_not_built() -> None:
     """What the operator refuses with NotImplemented has its row, and nothing that has a row is accepted."""
     text = (ROOT / "README.md").read_text()
     unbuilt: dict[str, dict[str, Any]] = {
-        "`nodes`": {"prefill": {**MINIMAL["prefill"], "nodes": 2}},
         "SGLang": {"engine": {"type": "sglang", "version": "0.5.0"}},
     }
     for mark, change in unbuilt.items():
@@ -151,6 +160,21 @@ def test_front_door_page_has_the_numbers_of_the_code() -> None:
     assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
     for reason in (Reason.MISSING_KIND, Reason.ROUTE_REFUSED, Reason.WEIGHTS_NOT_ENFORCEABLE, Reason.UNEVEN_TRAFFIC):
         assert f", {reason} |" in text
+
+
+def test_nodes_page_has_the_example_and_the_names_of_the_code() -> None:
+    text = (ROOT / "docs/nodes.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.S)
+    role = yaml.safe_load(shown)["spec"]["decode"]
+    spec = PDDeploymentSpec.model_validate(
+        {**MINIMAL, "decode": role, "prefill": {**MINIMAL["prefill"], "parallelism": {"tensor": 8}}}
+    )
+    assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
+    assert group.API_VERSION in text and names.WORKER in text and group.GROUP_KEY.split("/")[0] in text
+    assert ".".join(map(str, group.APART_SINCE)) in text
+    go = (ROOT / "tests/cluster/tools/lws/go.mod").read_text()
+    (tested,) = re.findall(r"sigs.k8s.io/lws v(\S+)", go)
+    assert f"{tested} is the tested version" in text
 
 
 def test_scaling_page_has_the_reasons_and_numbers_of_the_code() -> None:

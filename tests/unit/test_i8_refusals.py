@@ -112,7 +112,7 @@ def test_missing_references() -> None:
 
 def test_order_of_refusals() -> None:
     """What the user must change in the spec comes before what may appear by itself."""
-    changes = {"decode": {"nodes": 2}, "engine": {"version": "0.1.0", "args": ["--port=1"]}}
+    changes = {"rollout": {"maxSurge": 1}, "engine": {"version": "0.1.0", "args": ["--port=1"]}}
     found = refusals(changes, images={}, missing=[Reference("Secret", "s", "spec.x")])
     assert [r.reason for r in found] == [
         Reason.NOT_IMPLEMENTED,

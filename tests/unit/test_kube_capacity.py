@@ -68,6 +68,12 @@ def test_somebody_elses_pod_is_a_number_and_no_more() -> None:
         assert found is not None and (found.deployment, found.slice, found.role) == ("", "", "")
 
 
+def test_a_worker_of_a_group_is_ours_and_no_replica() -> None:
+    labels = {k: v for k, v in LABELS.items() if "role" not in k} | {"pdserve.dev/worker": "decode"}
+    found = UsageDecoder().event(event("ADDED", {**POD, "metadata": {**POD["metadata"], "labels": labels}})).item
+    assert found is not None and (found.deployment, found.slice, found.role, found.worker) == ("chat", "s", "decode", True)
+
+
 def test_equal_requests_are_one_object() -> None:
     decoder = UsageDecoder()
     page = decoder.page(json.dumps({"metadata": {"resourceVersion": "9"}, "items": [POD, POD]}).encode())
@@ -126,7 +132,7 @@ async def test_changes_wake_those_that_wait_and_those_on_the_node_once_a_second(
     feed = CapacityFeed(None, ledger, lambda owner, after: woken.append((owner, after)))  # type: ignore[arg-type]
     others = [("ns", f"w{n:03}") for n in range(3)]
     for owner in others:
-        ledger.assume(owner, {("s", "decode"): Need(1, pinned("a"), SHAPE)})
+        ledger.assume(owner, {("s", "decode"): Need(1, pinned("a"), (SHAPE,))})
     fact = node("n0", "a")
     for one in range(100):
         feed._node(None if not one else fact, fact)

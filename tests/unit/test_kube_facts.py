@@ -167,6 +167,35 @@ def test_a_deployment() -> None:
     assert fact.created == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
+def test_a_leader_worker_set() -> None:
+    """Its counts are of groups; its shapes are those of the leader and of the workers."""
+
+    def template(gpus: int, **labels: str) -> dict[str, Any]:
+        limits = {"nvidia.com/gpu": gpus}
+        return {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "engine", "resources": {"limits": limits}}]}}
+
+    obj = {
+        "metadata": {"namespace": "ns", "name": "g", "uid": "u", "generation": 4, "annotations": {"pdserve.dev/site": "x"}},
+        "spec": {
+            "replicas": 2,
+            "rolloutStrategy": {"rollingUpdateConfiguration": {"partition": 2}},
+            "leaderWorkerTemplate": {"size": 3, "leaderTemplate": template(1, a="b"), "workerTemplate": template(8)},
+        },
+        "status": {"observedGeneration": 3, "replicas": 3, "readyReplicas": 1, "updatedReplicas": 2},
+    }
+    fact = child("LeaderWorkerSet", obj)
+    assert fact.workload is not None and fact.workload.template_labels == {"a": "b"}
+    assert (fact.workload.observed_generation, fact.workload.spec_replicas, fact.workload.size) == (
+        3,
+        2,
+        3,
+    ) and fact.workload.paused
+    assert (fact.workload.replicas, fact.workload.ready, fact.workload.updated, fact.workload.available) == (3, 1, 2, 1)
+    assert [shape.requests["nvidia.com/gpu"] for shape in fact.workload.shapes] == [1, 8, 8]
+    bare = child("LeaderWorkerSet", {**obj, "metadata": {**obj["metadata"], "annotations": {}}})  # type: ignore[dict-item]
+    assert bare.workload is not None and bare.workload.shapes == ()
+
+
 def service(**changes: Any) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
@@ -230,9 +259,13 @@ def test_a_route_keeps_where_it_leads_and_what_gateways_say() -> None:
 
 
 def test_a_revision_keeps_its_data() -> None:
-    obj = {"metadata": {"namespace": "ns", "name": "r", "uid": "u"}, "data": {"b": 1, "a": [2]}, "revision": 3}
+    labels = {"app.kubernetes.io/component": "revision"}
+    meta = {"namespace": "ns", "name": "r", "uid": "u"}
+    obj = {"metadata": meta | {"labels": labels}, "data": {"b": 1, "a": [2]}, "revision": 3}
     assert json.loads(child("ControllerRevision", obj).data) == {"data": {"a": [2], "b": 1}, "revision": 3}
     assert child("Service", service()).data == b""
+    theirs = {**obj, "metadata": meta | {"labels": {"app.kubernetes.io/component": "engine"}}}  # of a StatefulSet of leaders
+    assert child("ControllerRevision", theirs).data == b""
 
 
 def test_facts_are_frozen() -> None:

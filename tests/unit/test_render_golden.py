@@ -17,9 +17,14 @@ import yaml
 from builders import GPU, containers, manifests, pod_specs, rendered
 from pod_security import violations
 
+from pd_operator.core.names import WORKER
+from pd_operator.render.site import SOFT
+
 GOLDEN = builders.ROOT / "tests" / "golden"
 UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
 EXAMPLES = builders.ROOT / "docs" / "examples"
+INJECTED = ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")  # by LeaderWorkerSet, before all others
+APART = [{"weight": 1, "podAffinityTerm": {"topologyKey": "example.org/rack"}}]
 TOKEN = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}]
 TEMPLATE = {
     "metadata": {"labels": {"team": "search"}, "annotations": {"example.org/scrape": "true"}},
@@ -82,6 +87,24 @@ CASES: dict[str, dict[str, Any]] = {
         },
         "decode": {"replicas": 4, "parallelism": {"tensor": 2, "data": 4, "expert": True}, "resources": GPU},
         "engine": {"args": ["--seed=1"]},
+    },
+    "nodes": {
+        "prefill": {"parallelism": {"tensor": 8}, "resources": {"limits": {"nvidia.com/gpu": 8}}},
+        "decode": {"nodes": 2, "replicas": 3, "parallelism": {"tensor": 16}, "resources": {"limits": {"nvidia.com/gpu": 8}}},
+        "lmcache": {"l1Size": "1Gi"},
+    },
+    "nodes-data": {
+        "prefill": {"parallelism": {"tensor": 4}, "resources": {"limits": {"nvidia.com/gpu": 4}}},
+        "decode": {
+            "nodes": 4,
+            "parallelism": {"tensor": 2, "data": 16, "expert": True},
+            "resources": {"limits": {"nvidia.com/gpu": 8}},
+            "template": {
+                "spec": {"affinity": {"podAntiAffinity": {SOFT: [{"weight": 1, "podAffinityTerm": {"topologyKey": "x"}}]}}}
+            },
+        },
+        "rollout": {"type": "Recreate"},
+        "lmcache": {"l1Size": "1Gi"},
     },
     "template": {
         "lmcache": {"l1Size": "40Gi", "p2p": {"enabled": True}},
@@ -200,7 +223,7 @@ def test_variables_are_defined_before_they_are_used(name: str) -> None:
     _, _, bundle = rendered(CASES[name])
     for pod in pod_specs(bundle).values():
         for container in containers(pod).values():
-            known: set[str] = set()
+            known = set(INJECTED) if WORKER in pod["metadata"]["labels"] else set()
             for var in container.get("env", []):
                 assert set(re.findall(r"\$\((\w+)\)", var.get("value", ""))) <= known, var
                 known.add(var["name"])

@@ -84,6 +84,9 @@ The spec of a PDDeployment is never written: no verb but get, list and watch on 
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
 # Kinds of other projects: a cluster without their CRDs is fine.
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [get, list, watch, create, patch, delete]

@@ -22,7 +22,7 @@ from pd_operator.core.capabilities import Refusal
 from pd_operator.core.compatibility import invalid
 from pd_operator.core.compatibility_model import Model, read_model
 from pd_operator.core.ledger import Need, Part
-from pd_operator.core.names import ROLES, Role, pool
+from pd_operator.core.names import ROLES, WORKLOADS, Role, pool
 from pd_operator.core.observed import ChildFact
 from pd_operator.core.placement.requests import replica_shape
 from pd_operator.core.placing import uncounted
@@ -37,7 +37,7 @@ from pd_operator.kube.client import KubeClient
 from pd_operator.kube.errors import Conflict, Forbidden, Invalid
 from pd_operator.kube.events import EventRecorder
 from pd_operator.kube.store import Stores
-from pd_operator.render.bundle import Bundle, engine_templates, render
+from pd_operator.render.bundle import Bundle, engine_templates, render, replica_specs
 from pd_operator.settings import Settings
 from pd_operator.upstream import catalog
 
@@ -121,7 +121,7 @@ class Reconciler:
             return snapshot
         templates = engine_templates(snapshot)
         try:
-            shapes = {role: replica_shape(role, [templates[role].get("spec") or {}]) for role in ROLES}
+            shapes = {role: replica_shape(role, replica_specs(snapshot, templates, role)) for role in ROLES}
         except (ValueError, KeyError, TypeError, AttributeError):  # the user's template; the server says what is wrong with it
             return replace(snapshot, unseen="its template cannot be read")
         room = ledger.room((snapshot.namespace, snapshot.name), key) if ledger else None
@@ -132,7 +132,7 @@ class Reconciler:
         if self._stores.ledger is None or not snapshot.shapes:
             return
         needs: dict[Part, Need] = {
-            (s.name, role): Need((s.replicas or {}).get(role, 0), s.site, snapshot.shapes[role].pods[0])
+            (s.name, role): Need((s.replicas or {}).get(role, 0), s.site, snapshot.shapes[role].pods)
             for s in plan.targets
             for role in ROLES
             if plan.refusal is None
@@ -171,9 +171,9 @@ class Reconciler:
 
         Without this the status of a new generation would say so until the next reconcile (kstatus: Current, and then not).
         """
-        known = {c.name: int(c.resource_version) for c in snapshot.children if c.kind == "Deployment"}
-        written = [m for stage in bundle.stages for m in stage if m["kind"] == "Deployment"]
-        newer = [m["metadata"]["name"] for m in written if self._applier.version(m) > known.get(m["metadata"]["name"], 0)]
+        known = {(c.kind, c.name): int(c.resource_version) for c in snapshot.children if c.kind in WORKLOADS}
+        written = {(m["kind"], m["metadata"]["name"]): m for stage in bundle.stages for m in stage if m["kind"] in WORKLOADS}
+        newer = [name for (kind, name), m in written.items() if self._applier.version(m) > known.get((kind, name), 0)]
         if plan.rollout.reason is not Reason.UPDATED or not newer:
             return plan
         return replace(plan, rollout=replace(plan.rollout, reason=Reason.ROLLING_OUT, message=f"{newer[0]} was changed"))

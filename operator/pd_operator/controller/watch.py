@@ -22,7 +22,7 @@ from weakref import WeakSet
 import aiohttp
 import kopf
 
-from pd_operator.core.names import DEPLOYMENT, MANAGED_SELECTOR
+from pd_operator.core.names import DEPLOYMENT, GROUP_KIND, MANAGED_SELECTOR, WORKLOADS
 from pd_operator.core.observed import ChildFact
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.facts import ChildDecoder, PodDecoder
@@ -43,7 +43,7 @@ CHILD_KINDS = (
     "NetworkPolicy",
     "Job",
 )
-OPTIONAL_KINDS = ("HTTPRoute",)  # children whose CRD belongs to somebody else and may be missing
+OPTIONAL_KINDS = (GROUP_KIND, "HTTPRoute")  # children whose CRD belongs to somebody else and may be missing
 KOPF_STOP = 4.0  # seconds kopf may take to clean up; it gives its workers 2 s
 Enqueue = Callable[[Owner], None]
 Namespaces = Sequence[str | None]  # (None,) = cluster-wide
@@ -89,7 +89,7 @@ def child_reflectors(
     made: list[Reflector[Any]] = []
     for namespace in namespaces:
         for kind in (*CHILD_KINDS, *OPTIONAL_KINDS):
-            notify, told = workload if kind == "Deployment" else changed, absence(kind, namespace)
+            notify, told = workload if kind in WORKLOADS else changed, absence(kind, namespace)
             decoder = ChildDecoder(kind)
             made.append(
                 Reflector(

@@ -14,13 +14,14 @@ from pd_operator.api.types import SECRET_NAME, EnvVar, PDDeploymentSpec, Placeme
 from pd_operator.core.capabilities import Program, Refusal, Upstream
 from pd_operator.core.compatibility_model import Model
 from pd_operator.core.compatibility_verdict import judge
-from pd_operator.core.names import COMPONENT, LLMD_ROLE, MANAGED_BY, ROLES
+from pd_operator.core.names import COMPONENT, GROUP_KIND, LLMD_ROLE, MANAGED_BY, ROLES
 from pd_operator.core.pools import bounds_of, gpus
 from pd_operator.core.snapshot import Reference
 
 OCI_SINCE = (1, 35)  # image volumes are on by default since (kubernetes.io: feature gate ImageVolume; off in the beta of 1.33)
 OWNED_METADATA = frozenset({MANAGED_BY, COMPONENT, LLMD_ROLE, "smg.ai/kv-connector"})  # and whatever begins with pdserve.dev/
 SECRET_REMEDY = "a name that ends in TOKEN, KEY, PASSWORD or SECRET takes no literal value; use valueFrom.secretKeyRef"
+GROUP_REMEDY = "install LeaderWorkerSet, which runs a replica as a group of pods, or set 1"
 OWNED_CONTAINER_FIELDS = ("image", "command", "args", "lifecycle")
 OWNED_POD_FIELDS = ("restartPolicy", "terminationGracePeriodSeconds", "enableServiceLinks")
 # Lists that are merged with ours -> what each item needs. A null would remove ours, the owned entries too.
@@ -75,8 +76,6 @@ def _not_implemented(spec: PDDeploymentSpec) -> Iterator[Refusal]:
     table: list[tuple[bool, str, object, str]] = [
         (spec.engine.type != "vllm", "engine.type", spec.engine.type, "vllm"),
         (spec.router.type not in ("smg", "vllm-router"), "router.type", spec.router.type, "smg or vllm-router"),
-        (spec.prefill.nodes > 1, "prefill.nodes", spec.prefill.nodes, "1"),
-        (spec.decode.nodes > 1, "decode.nodes", spec.decode.nodes, "1"),
         (rollout.max_surge != "25%", "rollout.maxSurge", rollout.max_surge, "25%"),
         (rollout.max_unavailable != "25%", "rollout.maxUnavailable", rollout.max_unavailable, "25%"),
     ]
@@ -135,10 +134,12 @@ def _gateway(spec: PDDeploymentSpec) -> Iterator[Refusal]:
 
 def _kinds(spec: PDDeploymentSpec, missing: Mapping[str, str]) -> Iterator[Refusal]:
     """Kinds of other projects that the spec needs and this cluster does not have."""
-    needed = (("HTTPRoute", spec.gateway is not None, "gateway", "install the CRDs of the Gateway API (v1), or leave it out"),)
-    for kind, wanted, field, remedy in needed:
+    needed = [(GROUP_KIND, mine.nodes > 1, f"{role}.nodes", str(mine.nodes), GROUP_REMEDY) for role, mine in spec.roles.items()]
+    routes = "install the CRDs of the Gateway API (v1), or leave it out"
+    needed.append(("HTTPRoute", spec.gateway is not None, "gateway", "", routes))
+    for kind, wanted, field, value, remedy in needed:
         if wanted and kind in missing:
-            yield Refusal(Reason.MISSING_KIND, f"spec.{field}", "", f"{missing[kind]}: {remedy}", outside=True)
+            yield Refusal(Reason.MISSING_KIND, f"spec.{field}", value, f"{missing[kind]}: {remedy}", outside=True)
 
 
 def _images(spec: PDDeploymentSpec, images: Mapping[str, str]) -> Iterator[Refusal]:

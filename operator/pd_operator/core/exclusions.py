@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pd_operator.api.scalars import seconds
-from pd_operator.core.names import ROLE, ROLES
+from pd_operator.core.names import ROLE, ROLES, WORKER
 from pd_operator.core.observed import PodFact
 from pd_operator.core.placement.demand import BACKOFF_MAX, Exclusion, exclude
 from pd_operator.core.sites import Kind, Site
@@ -22,7 +22,7 @@ from pd_operator.core.snapshot import Snapshot
 EXCLUDED_NODE: Final = "node/"  # prefix where only nodes are known and not their domain; no label value holds a slash
 NEW_NODE: Final = timedelta(minutes=15)  # a node that is not ready and older than this is broken, not being made
 
-Place = tuple[str, Site, tuple[int, int], str]  # slice, site, bound (prefill, decode), domain
+Place = tuple[str, Site, tuple[int, int], str]  # slice, site, (prefill, decode) replicas of which every pod is bound, domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def exclusions(snapshot: Snapshot, slices: Sequence[Place]) -> tuple[tuple[Exclu
         stuck = _stuck(snapshot, name, site, bound, domain)
         if not stuck:
             continue
-        nodes = {p.node for role in ROLES for p in snapshot.pods_of(name, role) if p.node and not p.deleting}
+        nodes = {p.node for role in ROLES for p in snapshot.engines_of(name, role) if p.node and not p.deleting}
         places = (domain,) if domain else tuple(sorted(EXCLUDED_NODE + n for n in nodes))
         wedged.append(Wedge(name, places, stuck))
         for place in places:
@@ -84,15 +84,17 @@ def _stuck(snapshot: Snapshot, name: str, site: Site, bound: tuple[int, int], do
     limit = snapshot.spec.placement.scheduling_timeout
     if since is None or (snapshot.now - since).total_seconds() < seconds(limit):
         return ""
-    role = waiting[0].labels.get(ROLE, "engine")
+    labels = waiting[0].labels
+    role = labels.get(ROLE) or labels.get(WORKER, "engine")
     return f"a {role} pod found no node for {limit}: {waiting[0].scheduling_message[:300]}"
 
 
 def _clock(snapshot: Snapshot, name: str, site: Site, bound: tuple[int, int], domain: str) -> tuple[datetime | None, list[PodFact]]:
     """When the clock of a slice started (None: it stands) and the pods that wait."""
-    pods = [p for role in ROLES for p in snapshot.pods_of(name, role) if not p.deleting]
+    pods = [p for role in ROLES for p in snapshot.engines_of(name, role) if not p.deleting]
     waiting = [p for p in pods if p.scheduling_reason == "Unschedulable" and not p.scheduled]
-    if all(bound) or not waiting or not (any(bound) or site.kind is Kind.PINNED):
+    begun = any(bound) or any(p.node for p in pods)  # of a group some pods may have a node and others none
+    if all(bound) or not waiting or not (begun or site.kind is Kind.PINNED):
         return None, waiting  # a pair runs, nobody waits, or nothing of it is anywhere yet
     return _since(snapshot, pods, waiting, domain), waiting
 

@@ -13,13 +13,18 @@ COMPONENT: Final = "app.kubernetes.io/component"
 DEPLOYMENT: Final = "pdserve.dev/deployment"
 SLICE: Final = "pdserve.dev/slice"
 REVISION: Final = "pdserve.dev/revision"
-ROLE: Final = "pdserve.dev/role"
+ROLE: Final = "pdserve.dev/role"  # of the pods that serve: one for each replica
+WORKER: Final = "pdserve.dev/worker"  # the role, on the other pods of a group: no router, scale or budget of replicas selects them
 FRONT: Final = "pdserve.dev/front"
 CANARY: Final = "pdserve.dev/canary"  # number of a slice's canary Job
 ABOUT: Final = "pdserve.dev/about"  # hash of what the canary is about: core/verification.py
 APPLIED_HASH: Final = "pdserve.dev/applied-hash"
 SITE: Final = "pdserve.dev/site"  # annotation of a slice's engine workloads: core/sites.py
 LLMD_ROLE: Final = "llm-d.ai/role"  # so that the llm-d router's discovery works on our pods as they are
+DEPLOYMENT_KIND: Final = "Deployment"
+GROUP_KIND: Final = "LeaderWorkerSet"  # leaderworkerset.x-k8s.io: a replica is a leader pod and its workers
+REVISION_COMPONENT: Final = "revision"  # component of our ControllerRevisions
+WORKLOADS: Final = (DEPLOYMENT_KIND, GROUP_KIND)
 MANAGED_SELECTOR: Final = f"{MANAGED_BY}={MANAGER}"
 
 
@@ -45,7 +50,7 @@ def slice_number(slice_: str) -> int:
 
 
 def workload(slice_: str, role: str) -> str:
-    """Deployment of a role (or `router`, `coordinator`) of a slice."""
+    """Workload of a role (or `router`, `coordinator`) of a slice: a Deployment, or a LeaderWorkerSet of the same name."""
     return f"{slice_}-{role}"
 
 

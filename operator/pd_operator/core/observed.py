@@ -72,6 +72,7 @@ class UsageFact:
     slice: str = ""
     role: str = ""
     deleting: bool = False
+    worker: bool = False  # not the pod of its replica that serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class NodeFact:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFact:
-    """The part of a Deployment that decisions read; zeros for other kinds."""
+    """The part of a Deployment, or of a LeaderWorkerSet, that decisions read. A replica of the latter is a group of pods."""
 
     observed_generation: int = 0
     spec_replicas: int | None = None
@@ -96,7 +97,8 @@ class WorkloadFact:
     failure: str = ""  # message of the condition ReplicaFailure: why pods cannot be created
     late: bool = False  # condition Progressing: its controller saw no progress for progressDeadlineSeconds
     paused: bool = False  # spec.paused: a changed template rolls no pod
-    shape: PodShape | None = None  # of the template, for engines that have a site
+    shapes: tuple[PodShape, ...] = ()  # of the pods of one replica, the one that serves first; for engines that have a site
+    size: int = 1  # pods of one replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class ChildFact:
         default=False, compare=False
     )  # a list showed that it is what the hash says: nobody changed what we applied
     deleting: bool = False
-    workload: WorkloadFact | None = None  # Deployments only
+    workload: WorkloadFact | None = None  # of the kinds in names.WORKLOADS
     route: RouteFact | None = None  # HTTPRoutes only
     job: JobFact | None = None  # Jobs only
     replicas: int | None = None  # PDPool: spec.replicas

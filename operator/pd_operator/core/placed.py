@@ -21,7 +21,7 @@ SHOWN = 3  # domains whose explanation stands in the message
 
 def placed(snapshot: Snapshot, plan: Plan, slices: Sequence[SlicePlan]) -> Condition:
     """The condition, over the slices that status is about."""
-    pods = [p for s in slices for role in ROLES for p in snapshot.pods_of(s.name, role) if not p.deleting]
+    pods = [p for s in slices for role in ROLES for p in snapshot.engines_of(s.name, role) if not p.deleting]
     blocked = _blocked(snapshot, plan, pods) or _without_node(plan, pods)
     if blocked is not None:
         return blocked

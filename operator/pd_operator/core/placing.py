@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pd_operator.core.exclusions import EXCLUDED_NODE, Wedge, due, exclusions, recorded
+from pd_operator.core.groups import whole
 from pd_operator.core.ledger import Held, Room, domain_of_slice
-from pd_operator.core.names import ROLES, Role, slice_name, slice_number
+from pd_operator.core.names import ROLE, ROLES, Role, slice_name, slice_number
 from pd_operator.core.placement.capacity import HOSTNAME, NodeCapacity, ReplicaShape, Toleration, accelerators_of
 from pd_operator.core.placement.demand import CROSSING, Demand, Exclusion, active
 from pd_operator.core.placement.index import CapacityView
@@ -36,8 +37,9 @@ class Existing:
     name: str
     site: Site
     wanted: Counts  # replicas of its workloads
-    held: Counts  # bound and not ending, or reserved
-    bound: Counts
+    held: Counts  # bound and not ending, or room for what they lack is reserved
+    bound: Counts  # replicas of which every pod has a node
+    begun: bool  # some pod has a node
     domain: str  # where it is pinned or where most of its pods are; "" = not known, or it crosses domains
 
     @property
@@ -112,14 +114,15 @@ def _existing(snapshot: Snapshot, revision: str) -> list[Existing]:
         site = next((s for s in (decode(d.site) for d in engines.values()) if s.kind is not Kind.ANYWHERE), Site(Kind.FLOATING))
         held = [_held(snapshot, name, role) for role in ROLES]
         wanted = [(d.workload.spec_replicas or 0) if (d := engines.get(role)) and d.workload else 0 for role in ROLES]
-        bound = [len(h.nodes) for h in held]
-        both = [len(h.nodes) + h.reserved for h in held]
-        found.append(Existing(name, site, _pair(wanted), _pair(both), _pair(bound), _domain(snapshot, name, site)))
+        bound = [h.bound for h in held]
+        both = [h.bound + h.reserved for h in held]
+        begun = any(h.places for h in held)
+        found.append(Existing(name, site, _pair(wanted), _pair(both), _pair(bound), begun, _domain(snapshot, name, site)))
     for name, text in sorted(snapshot.unshown.items()):
         if name.rpartition("-")[0] == f"{snapshot.name}-{revision}" and name not in snapshot.deployments():
             site = decode(text)
             reserved = [_held(snapshot, name, role).reserved for role in ROLES]
-            found.append(Existing(name, site, NONE, _pair(reserved), NONE, _domain(snapshot, name, site)))
+            found.append(Existing(name, site, NONE, _pair(reserved), NONE, False, _domain(snapshot, name, site)))
     return found
 
 
@@ -127,7 +130,12 @@ def _held(snapshot: Snapshot, name: str, role: Role) -> Held:
     """Bound replicas: as the capacity view has them, so that both are of one instant; else as the pods say."""
     if snapshot.room is not None:
         return snapshot.room.held.get((name, role), Held())
-    return Held(tuple(p.node for p in snapshot.pods_of(name, role) if p.node and not p.deleting))
+    pods = [p for p in snapshot.engines_of(name, role) if p.node and not p.deleting]
+    leaders, workers = ([p for p in pods if (ROLE in p.labels) is serves] for serves in (True, False))
+    there = snapshot.deployments().get(name, {}).get(role)
+    size = there.workload.size if there and there.workload else 1
+    complete = whole((p.name for p in leaders), (p.name for p in workers), size) if size > 1 else None
+    return Held(tuple(p.node for p in leaders), 0, tuple(p.node for p in workers), complete)
 
 
 def _domain(snapshot: Snapshot, name: str, site: Site) -> str:
@@ -135,7 +143,7 @@ def _domain(snapshot: Snapshot, name: str, site: Site) -> str:
         return site.domain
     if site.kind is not Kind.FLOATING or snapshot.room is None:
         return ""
-    nodes = [n for role in ROLES for n in _held(snapshot, name, role).nodes]
+    nodes = [n for role in ROLES for n in _held(snapshot, name, role).places]
     return domain_of_slice(nodes, snapshot.room.labels, _key(snapshot)) or ""
 
 
@@ -143,7 +151,7 @@ def _unobserved(
     snapshot: Snapshot, revision: str, wanted: Counts, stays: Sequence[Existing], left: Sequence[Exclusion]
 ) -> list[SliceTarget]:
     """The slices that are there share the totals as they do now; the first one floats."""
-    kept = [e for e in stays if any(e.bound) or not _outdated(snapshot, e, left)]
+    kept = [e for e in stays if e.begun or not _outdated(snapshot, e, left)]
     if not kept:
         site = _site(snapshot, left)
         return [SliceTarget(_free_names(snapshot, revision, 1)[0], _counts(wanted), site)]
@@ -228,7 +236,7 @@ def _nowhere(
     snapshot: Snapshot, revision: str, wanted: Counts, stays: Sequence[Existing], left: Sequence[Exclusion], room: Room
 ) -> list[SliceTarget]:
     """No domain holds a pair. A slice of which something runs waits for the rest; else one floats, and waits for new nodes."""
-    begun = sorted((e for e in stays if any(e.bound)), key=lambda e: (-sum(e.bound), e.name))
+    begun = sorted((e for e in stays if e.begun), key=lambda e: (-sum(e.bound), e.name))
     waits = [e for e in stays if e.site.kind is Kind.FLOATING and not _outdated(snapshot, e, left)]
     if begun or waits:
         return [_target((begun or waits)[0], wanted)]
@@ -328,7 +336,7 @@ def _strays(snapshot: Snapshot) -> tuple[str, ...]:
         home = _domain(snapshot, name, site)
         if site.kind not in (Kind.PINNED, Kind.FLOATING) or not home:
             continue
-        nodes = {n for role in ROLES for n in _held(snapshot, name, role).nodes}
+        nodes = {n for role in ROLES for n in _held(snapshot, name, role).places}
         away = [
             f"{n} ({room.labels[n].get(key) or 'no label'})"
             for n in sorted(nodes)

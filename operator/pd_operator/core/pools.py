@@ -20,7 +20,7 @@ from typing import Literal
 
 from pd_operator.api.scalars import quantity
 from pd_operator.api.types import PDDeploymentSpec, ScalingBounds
-from pd_operator.core.names import REVISION, ROLE, ROLES, Role, pool
+from pd_operator.core.names import REVISION, ROLES, Role, pool
 from pd_operator.core.snapshot import Snapshot
 
 Mode = Literal["Static", "Auto", "External", "Advisory"]
@@ -102,8 +102,8 @@ def _number(snapshot: Snapshot, role: Role) -> int:
     if existing is not None and existing.replicas is not None:
         return existing.replicas
     there: dict[str, int] = {}  # by revision: while one takes over, both have the whole number
-    for child in snapshot.children:
-        if child.workload and child.labels.get(ROLE) == role:
+    for child in (parts[role] for parts in snapshot.deployments().values() if role in parts):
+        if child.workload:
             revision = child.labels.get(REVISION, "")
             there[revision] = there.get(revision, 0) + (child.workload.spec_replicas or 0)
     bounds = bounds_of(snapshot.spec, role)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from pd_operator.core.names import COMPONENT, SLICE
+from pd_operator.core.names import COMPONENT, ROLE, SLICE, WORKLOADS
 from pd_operator.core.observed import ChildFact
 from pd_operator.core.plan import Plan
+from pd_operator.core.slices import settled
 from pd_operator.core.snapshot import ROUTER, Snapshot
 from pd_operator.core.verification import mode_of, newest_jobs
 
 ORDER = (
     "HTTPRoute",
     "Job",
-    "Deployment",
+    *WORKLOADS,
     "Service",
     "RoleBinding",
     "Role",
@@ -53,9 +54,19 @@ def prune(snapshot: Snapshot, plan: Plan, desired: Set[tuple[str, str]]) -> list
         owner = slices.get(child.labels.get(SLICE, ""))
         if owner is None:
             found.append(Deletion(child.kind, child.name, child.uid, "no longer planned"))
+        elif _replaced(snapshot, child, desired):
+            found.append(Deletion(child.kind, child.name, child.uid, "a workload of another kind has taken over"))
         elif not (owner.keep_routers if _is_router(child) else owner.keep_engines):
             found.append(Deletion(child.kind, child.name, child.uid, f"slice {owner.name} ends"))
     return sorted(found, key=lambda d: (ORDER.index(d.kind), d.name))
+
+
+def _replaced(snapshot: Snapshot, child: ChildFact, desired: Set[tuple[str, str]]) -> bool:
+    """A role's former workload, once the one of the other kind (`nodes` went to 1 or from it) is ready; with Recreate at once."""
+    if child.kind not in WORKLOADS or ROLE not in child.labels or not any((kind, child.name) in desired for kind in WORKLOADS):
+        return False
+    heir = next((c for c in snapshot.children if c.kind in WORKLOADS and c.name == child.name and c.kind != child.kind), None)
+    return snapshot.spec.rollout.type == "Recreate" or settled(heir)
 
 
 def _is_router(child: ChildFact) -> bool:

@@ -287,7 +287,7 @@ def _unweighted(targets: Sequence[SliceTarget], dark: Sequence[str]) -> str:
 
 def _missing(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str] = ROLES) -> str:
     """What the scheduler lacks for the engines of slices ("Insufficient nvidia.com/gpu"); "" when nothing."""
-    message = diagnosis.unschedulable([p for name in names for role in roles for p in snapshot.pods_of(name, role)])
+    message = diagnosis.unschedulable([p for name in names for role in roles for p in snapshot.engines_of(name, role)])
     found = sorted(set(re.findall(r"Insufficient ([A-Za-z0-9][A-Za-z0-9./_-]*[A-Za-z0-9])", message)))
     return ", ".join(f"Insufficient {resource}" for resource in found)
 
@@ -301,7 +301,7 @@ def _frees(snapshot: Snapshot, revision: str, missing: str, slices: Sequence[str
     resources = [part.removeprefix("Insufficient ") for part in missing.split(", ")]
     wanted = _templates(snapshot, revision)
     held = [
-        (d.workload.spec_replicas or 0, role, snapshot.revision_of(s))
+        ((d.workload.spec_replicas or 0) * d.workload.size, role, snapshot.revision_of(s))
         for s in slices
         for role, d in _engines(snapshot, s)
         if d.workload
@@ -326,7 +326,7 @@ def _templates(snapshot: Snapshot, revision: str) -> Mapping[str, Mapping[str, A
 
 def _waiting(snapshot: Snapshot, names: Sequence[str]) -> list[PodFact]:
     """Engine pods of slices that the scheduler finds no node for."""
-    pods = (p for name in names for role in ROLES for p in snapshot.pods_of(name, role))
+    pods = (p for name in names for role in ROLES for p in snapshot.engines_of(name, role))
     return [p for p in pods if p.scheduling_reason == "Unschedulable" and not p.deleting]
 
 
@@ -351,7 +351,7 @@ def _trouble(snapshot: Snapshot, names: Sequence[str]) -> str:
     """What holds up slices, for the message; "" when nothing is known."""
     for name in names:
         for part in (*ROLES, ROUTER):
-            cause = diagnosis.diagnose(snapshot.pods_of(name, part))
+            cause = diagnosis.diagnose(snapshot.engines_of(name, part) if part in ROLES else snapshot.pods_of(name, part))
             if cause and cause[0] is not Reason.STARTING:
                 return f" ({part}: {cause[1]})"
     return ""

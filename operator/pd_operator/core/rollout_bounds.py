@@ -48,14 +48,17 @@ def pause(snapshot: Snapshot, revision: str, targets: Sequence[SliceTarget], rol
 
 
 def _inside(snapshot: Snapshot, targets: Sequence[SliceTarget], rollout: RolloutPlan) -> RolloutPlan:
-    """A change of one role's pods waits inside its slice: its Deployment is paused (render/engine.py)."""
-    waits = []
+    """A change of one role's pods waits inside its slice: its workload is paused, or is not yet replaced (render/engine.py)."""
+    waits, turning = [], False
     for target in targets:
         for role in ROLES:
             child = snapshot.deployments().get(target.name, {}).get(role)
             if child is not None and child.workload and child.workload.paused and child.workload.updated < child.workload.replicas:
                 waits.append(workload(target.name, role))
-    if not waits or rollout.reason not in MOVING:
+            elif snapshot.turning(target.name, role):
+                waits.append(workload(target.name, role))
+                turning = True
+    if not waits or not (turning or rollout.reason in MOVING):
         return rollout
     return replace(rollout, reason=Reason.PAUSED, message=f"spec.rollout.paused is true: a change of {', '.join(waits)} waits")
 

@@ -11,8 +11,9 @@ from pd_operator.api.types import PDDeploymentSpec
 from pd_operator.core.capabilities import Refusal, Upstream
 from pd_operator.core.compatibility_model import Model
 from pd_operator.core.evidence.watch import Evidence
+from pd_operator.core.groups import rolling
 from pd_operator.core.ledger import Room
-from pd_operator.core.names import COMPONENT, REVISION, ROLE, SLICE, Role
+from pd_operator.core.names import COMPONENT, DEPLOYMENT_KIND, GROUP_KIND, REVISION, ROLE, SLICE, WORKER, WORKLOADS, Role
 from pd_operator.core.observed import ChildFact, PodFact
 from pd_operator.core.placement.capacity import ReplicaShape
 from pd_operator.core.scaled import Scaled
@@ -82,17 +83,37 @@ class Snapshot:
     model: Model | Refusal | None = None  # spec.model.configMapRef, or why it cannot be read; None: there is none, or it is missing
 
     def deployments(self) -> dict[str, dict[str, ChildFact]]:
-        """Slice -> role (or router, coordinator) -> Deployment."""
+        """Slice -> role (or router, coordinator) -> its workload, a Deployment or a LeaderWorkerSet."""
         found: dict[str, dict[str, ChildFact]] = {}
-        for child in sorted(self.children, key=lambda c: c.name):
+        for child in sorted(self.children, key=lambda c: (c.name, c.kind)):
             slice_ = child.labels.get(SLICE)
-            if child.kind == "Deployment" and slice_:
-                found.setdefault(slice_, {})[child.labels.get(ROLE) or child.labels.get(COMPONENT, "")] = child
+            if child.kind in WORKLOADS and slice_:
+                parts, part = found.setdefault(slice_, {}), child.labels.get(ROLE) or child.labels.get(COMPONENT, "")
+                parts[part] = self._rolling(parts[part], child) if part in parts else child
         return found
+
+    def kind_of(self, role: str) -> str:
+        """Kind of the workload that the spec asks for."""
+        return GROUP_KIND if role in self.spec.roles and self.spec.roles[role].nodes > 1 else DEPLOYMENT_KIND
+
+    def turning(self, slice_: str, role: str) -> bool:
+        """Whether a role's pods are still of the kind of workload that the spec asked for before, and nothing has come for it."""
+        child = self.deployments().get(slice_, {}).get(role)
+        return child is not None and child.kind != self.kind_of(role)
+
+    def _rolling(self, one: ChildFact, other: ChildFact) -> ChildFact:
+        """Two workloads of one role of one slice: `nodes` went to 1 or from it, and one takes over."""
+        wanted = self.kind_of(one.labels.get(ROLE, ""))
+        return rolling(one, other) if one.kind == wanted else rolling(other, one)
 
     def pods_of(self, slice_: str, role: str) -> tuple[PodFact, ...]:
         """Pods of a role (or router, coordinator) of a slice, by name."""
         mine = (p for p in self.pods if p.labels.get(SLICE) == slice_ and (p.labels.get(ROLE) or p.labels.get(COMPONENT)) == role)
+        return tuple(sorted(mine, key=lambda p: p.name))
+
+    def engines_of(self, slice_: str, role: str) -> tuple[PodFact, ...]:
+        """All pods of a role of a slice, by name: those that serve, one for each replica, and the workers of groups."""
+        mine = (p for p in self.pods if p.labels.get(SLICE) == slice_ and role in (p.labels.get(ROLE), p.labels.get(WORKER)))
         return tuple(sorted(mine, key=lambda p: p.name))
 
     def child(self, kind: str, name: str) -> ChildFact | None:

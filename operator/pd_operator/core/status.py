@@ -134,7 +134,7 @@ def _role_ready(snapshot: Snapshot, plan: Plan, focus: Sequence[SlicePlan], role
     desired = plan.pools[role].desired
     if desired == 0:
         return Condition(type_, "False", Reason.SUSPENDED, "spec.suspend is true")
-    pods = [p for s in focus for p in snapshot.pods_of(s.name, role)]
+    pods = [p for s in focus for p in snapshot.engines_of(s.name, role)]
     workload = _sum(snapshot, focus, role)
     ready = workload.ready
     needed = max(1, desired - desired // 4)  # rollout.maxUnavailable of 25 % may be missing at any time

@@ -13,7 +13,7 @@ from typing import Final
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from pd_operator.core.names import DEPLOYMENT, MANAGED_BY, MANAGER, ROLE, SLICE
+from pd_operator.core.names import DEPLOYMENT, MANAGED_BY, MANAGER, ROLE, SLICE, WORKER
 from pd_operator.core.observed import NodeFact, UsageFact
 from pd_operator.core.placement.capacity import NodeCapacity, Taint
 from pd_operator.core.placement.requests import amounts, pod_requests
@@ -94,16 +94,18 @@ class UsageDecoder(SlimDecoder[_Pod, UsageFact]):
         self._known: dict[str, Mapping[str, int]] = {}
 
     def _usage(self, pod: _Pod) -> UsageFact:
-        labels, ours = pod.metadata.labels, pod.metadata.labels.get(MANAGED_BY) == MANAGER and ROLE in pod.metadata.labels
+        labels = pod.metadata.labels
+        role = (labels.get(ROLE) or labels.get(WORKER, "")) if labels.get(MANAGED_BY) == MANAGER else ""
         return UsageFact(
             pod.metadata.namespace,
             pod.metadata.name,
             pod.spec.get("nodeName", ""),
             self._requests(pod.spec),
-            labels.get(DEPLOYMENT, "") if ours else "",
-            labels.get(SLICE, "") if ours else "",
-            labels[ROLE] if ours else "",
+            labels.get(DEPLOYMENT, "") if role else "",
+            labels.get(SLICE, "") if role else "",
+            role,
             pod.metadata.deletion_timestamp is not None,
+            ROLE not in labels and bool(role),
         )
 
     def _requests(self, spec: _PodSpec) -> Mapping[str, int]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from pydantic import Field
 
-from pd_operator.core.names import APPLIED_HASH, SITE
+from pd_operator.core.names import APPLIED_HASH, COMPONENT, DEPLOYMENT_KIND, GROUP_KIND, REVISION_COMPONENT, SITE
 from pd_operator.core.observed import ChildFact, ContainerFact, JobFact, PodFact, WorkloadFact
-from pd_operator.core.placement.requests import pod_shape
+from pd_operator.core.placement.requests import group_shapes, pod_shape
 from pd_operator.kube.kinds import KINDS
 from pd_operator.kube.owned import intact
 from pd_operator.kube.pages import Event, Meta, Page, Slim, SlimDecoder, Thing, by_namespace
@@ -196,7 +196,7 @@ def digest(kind: str, obj: Mapping[str, Any]) -> str:
 def child(kind: str, obj: Mapping[str, Any]) -> ChildFact:
     """The fact of one child object, from a list, a watch or the answer to an apply."""
     meta = obj["metadata"]
-    owners = meta.get("ownerReferences") or ()
+    owners, labels = meta.get("ownerReferences") or (), meta.get("labels") or {}
     site = (meta.get("annotations") or {}).get(SITE, "")
     return ChildFact(
         kind=kind,
@@ -204,19 +204,20 @@ def child(kind: str, obj: Mapping[str, Any]) -> ChildFact:
         name=meta["name"],
         uid=meta["uid"],
         owner_uid=next((owner["uid"] for owner in owners if owner.get("controller")), ""),
-        labels=meta.get("labels") or {},
+        labels=labels,
         applied_hash=(meta.get("annotations") or {}).get(APPLIED_HASH, ""),
         generation=meta.get("generation", 0),
         resource_version=meta.get("resourceVersion", ""),
         digest=digest(kind, obj),
         deleting="deletionTimestamp" in meta,
-        workload=_workload(obj, site) if kind == "Deployment" else None,
+        workload=WORKLOAD[kind](obj, site) if kind in WORKLOAD else None,
         route=route(obj) if kind == "HTTPRoute" else None,
         job=_job(obj) if kind == "Job" else None,
         replicas=(obj.get("spec") or {}).get("replicas") if kind == "PDPool" else None,
         created=_time(meta.get("creationTimestamp")),
         site=site,
-        data=_revision(obj) if kind == "ControllerRevision" else b"",
+        # Those of a StatefulSet (of the leaders of a LeaderWorkerSet) bear the labels of its pods, ours among them.
+        data=_revision(obj) if kind == "ControllerRevision" and labels.get(COMPONENT) == REVISION_COMPONENT else b"",
     )
 
 
@@ -238,7 +239,7 @@ def _workload(obj: Mapping[str, Any], site: str) -> WorkloadFact:
             c["type"] == "Progressing" and c.get("reason") == "ProgressDeadlineExceeded" for c in status.get("conditions", ())
         ),
         paused=bool(spec.get("paused")),
-        shape=pod_shape(spec.get("template", {}).get("spec", {})) if site else None,
+        shapes=(pod_shape(spec.get("template", {}).get("spec", {})),) if site else (),
     )
 
 
@@ -247,6 +248,34 @@ def _job(obj: Mapping[str, Any]) -> JobFact:
     conditions = obj.get("status", {}).get("conditions") or ()
     ended: Mapping[str, Any] = next((c for c in conditions if c["type"] in ("Complete", "Failed") and c["status"] == "True"), {})
     return JobFact(ended.get("type", ""), _time(ended.get("lastTransitionTime")), ended.get("message", ""))
+
+
+def _group_workload(obj: Mapping[str, Any], site: str) -> WorkloadFact:
+    """A LeaderWorkerSet: its counts are of groups, and a group counts as ready when all of its pods are (pkg/controllers of LWS
+    0.9.0, updateConditions). It has no count of its own of those that are available, and no minReadySeconds."""
+    spec, status = obj.get("spec", {}), obj.get("status", {})
+    template, strategy = spec.get("leaderWorkerTemplate", {}), spec.get("rolloutStrategy", {})
+    size, ready = template.get("size", 1), status.get("readyReplicas", 0)
+    worker = template.get("workerTemplate", {})
+    leader = template.get("leaderTemplate") or worker
+    return WorkloadFact(
+        observed_generation=status.get("observedGeneration", 0),
+        spec_replicas=spec.get("replicas"),
+        replicas=status.get("replicas", 0),
+        ready=ready,
+        updated=status.get("updatedReplicas", 0),
+        available=ready,
+        paused=bool(strategy.get("rollingUpdateConfiguration", {}).get("partition")),
+        template_labels=leader.get("metadata", {}).get("labels") or {},
+        shapes=group_shapes(leader.get("spec", {}), worker.get("spec", {}), size) if site else (),
+        size=size,
+    )
+
+
+WORKLOAD: Mapping[str, Callable[[Mapping[str, Any], str], WorkloadFact]] = {
+    DEPLOYMENT_KIND: _workload,
+    GROUP_KIND: _group_workload,
+}
 
 
 def _revision(obj: Mapping[str, Any]) -> bytes:

@@ -56,6 +56,7 @@ KINDS: dict[str, Kind] = {
         Kind(_RBAC, "v1", "RoleBinding", "rolebindings"),
         Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
         Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
+        Kind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets", optional=True),
         Kind("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", optional=True),
         Kind("", "v1", "Pod", "pods"),
         Kind("events.k8s.io", "v1", "Event", "events"),

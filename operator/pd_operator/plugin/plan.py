@@ -29,7 +29,7 @@ from pd_operator.core.placement.requests import replica_shape
 from pd_operator.core.placement.result import Placement
 from pd_operator.core.snapshot import Snapshot
 from pd_operator.plugin.command import Commands, PluginError, answer, kubeconfig_argument
-from pd_operator.render.bundle import engine_templates
+from pd_operator.render.bundle import engine_templates, replica_specs
 from pd_operator.upstream import catalog
 
 ANY_IMAGE = "image"  # shapes do not depend on it
@@ -156,7 +156,7 @@ def _shapes(wanted: Wanted) -> dict[Role, ReplicaShape]:
     )
     try:
         templates = engine_templates(snapshot)
-        return {role: replica_shape(role, [templates[role].get("spec") or {}] * spec.roles[role].nodes) for role in ROLES}
+        return {role: replica_shape(role, replica_specs(snapshot, templates, role)) for role in ROLES}
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise PluginError(f"{wanted.namespace}/{wanted.name}: its template cannot be read: {exc}") from exc
 

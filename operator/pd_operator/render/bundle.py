@@ -12,9 +12,12 @@ from pd_operator.core.names import (
     APPLIED_HASH,
     COMPONENT,
     DEPLOYMENT,
+    GROUP_KIND,
     REVISION,
+    REVISION_COMPONENT,
     ROLE,
     ROLES,
+    WORKER,
     Role,
     base_labels,
     controller_revision,
@@ -63,14 +66,15 @@ def render(snapshot: Snapshot, plan: Plan) -> Bundle:
     for target in plan.targets:
         services.append(network.slice_service(snapshot, target))
         counts = target.replicas or {}
-        workloads += [engine.deployment(snapshot, role, target, counts[role], templates[role]) for role in ROLES]
+        made = (engine.manifest(snapshot, role, target, counts[role], templates) for role in ROLES)
+        workloads += [manifest for manifest in made if manifest is not None]
         workloads.append(router.deployment(snapshot, target))
         if snapshot.spec.lmcache is not None and snapshot.spec.lmcache.p2p.enabled:
             service, deployment = coordinator.manifests(snapshot, target, snapshot.spec.lmcache)
             services.append(service)
             workloads.append(deployment)
     first = [] if stored else [_revision(snapshot, plan, templates)]
-    changed = stored is not None and any(dict(templates[role]) != fresh[role] for role in ROLES)
+    changed = stored is not None and any(dict(templates[key]) != fresh[key] for key in fresh)
     bundle = _bundle([[*first, *accounts], [*shared, *pools, *services], workloads], changed)
     return replace(bundle, canaries=tuple(canary.job(snapshot, c) for c in plan.canaries))
 
@@ -100,8 +104,14 @@ def _hashed(manifest: objects.Manifest) -> objects.Manifest:
 
 
 def engine_templates(snapshot: Snapshot) -> Mapping[str, Mapping[str, Any]]:
-    """Role -> pod template that the engines of the current revision have, or would have."""
+    """Pod templates that the engines of the current revision have, or would have: by role, and of the workers of groups."""
     return _templates(snapshot, pairing_hash(snapshot.spec), pods_hash(snapshot.spec))[2]
+
+
+def replica_specs(snapshot: Snapshot, templates: Mapping[str, Mapping[str, Any]], role: Role) -> list[Mapping[str, Any]]:
+    """Specs of the pods of one replica, the one that serves first."""
+    nodes = snapshot.spec.roles[role].nodes
+    return [templates[key].get("spec") or {} for key in (role, *[engine.worker_key(role)] * (nodes - 1))]
 
 
 def _templates(
@@ -111,7 +121,7 @@ def _templates(
 
     A new shape takes over the stored template of a role whose own part did not change.
     """
-    fresh: dict[str, dict[str, Any]] = {role: engine.pod_template(snapshot, role, revision) for role in ROLES}
+    fresh = engine.pod_templates(snapshot, revision)
     stored = next((r for r in snapshot.revisions if r.pairing == revision and r.name.endswith(f"-{pods}")), None)
     if stored is not None:
         return fresh, stored, stored.templates
@@ -120,18 +130,19 @@ def _templates(
         mine = role_hash(snapshot.spec, role)
         same = [r for r in snapshot.revisions if r.pairing == revision and r.roles.get(role) == mine]
         if same:
-            chosen[role] = max(same, key=lambda r: r.number).templates[role]
+            old = max(same, key=lambda r: r.number).templates
+            chosen |= {key: old[key] for key in (role, engine.worker_key(role)) if key in fresh}
     return fresh, None, chosen
 
 
 def _revision(snapshot: Snapshot, plan: Plan, templates: Mapping[str, Mapping[str, Any]]) -> objects.Manifest:
     name = controller_revision(snapshot.name, plan.revision, plan.pods)
-    labels = base_labels(snapshot.name, "revision") | {REVISION: plan.revision}
+    labels = base_labels(snapshot.name, REVISION_COMPONENT) | {REVISION: plan.revision}
     data = {
         "pairing": plan.revision,
         "roles": {role: role_hash(snapshot.spec, role) for role in ROLES},
         "spec": snapshot.spec.model_dump(by_alias=True, exclude_defaults=True, mode="json"),
-        "templates": {role: dict(templates[role]) for role in ROLES},
+        "templates": {key: dict(template) for key, template in templates.items()},
     }
     number = 1 + max((r.number for r in snapshot.revisions), default=0)
     return objects.manifest("apps/v1", "ControllerRevision", snapshot, name, labels, data=data, revision=number)
@@ -151,8 +162,12 @@ def _pool(snapshot: Snapshot, plan: Plan, role: Role) -> objects.Manifest:
 
 
 def _budgets(snapshot: Snapshot) -> list[objects.Manifest]:
-    """One pod of a kind at a time; a pod that is not healthy may always go, or it would block a node's drain."""
+    """One pod of a kind at a time; a pod that is not healthy may always go, or it would block a node's drain.
+
+    A worker takes its group down as much as a leader, so workers have a budget of their own.
+    """
     parts = {"prefill": {ROLE: "prefill"}, "decode": {ROLE: "decode"}, ROUTER: {COMPONENT: ROUTER}}
+    parts |= {engine.worker_key(role): {WORKER: role} for role in ROLES if snapshot.kind_of(role) == GROUP_KIND}
     return [
         objects.manifest(
             "policy/v1",

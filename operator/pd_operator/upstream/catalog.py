@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from pd_operator.api.types import PDDeploymentSpec
 from pd_operator.core.capabilities import Program, Refusal, Unproven, Upstream
-from pd_operator.upstream import backpressure, lmcache, pairs, smg, states, vllm, vllm_router
+from pd_operator.upstream import backpressure, lmcache, pairs, smg, states, vllm, vllm_nodes, vllm_router
 
 
 class Router(Protocol):
@@ -66,7 +66,7 @@ def upstream(spec: PDDeploymentSpec) -> Upstream:
     """Programs and version refusals of a spec."""
     refusals: list[Refusal] = []
     if spec.engine.type in ENGINES:
-        refusals += vllm.refusals(spec.engine.version, spec.handoff, spec.lmcache)
+        refusals += [*vllm.refusals(spec.engine.version, spec.handoff, spec.lmcache), *vllm_nodes.refusals(spec)]
     if spec.lmcache is not None:
         refusals += lmcache.refusals(spec.lmcache)
     return Upstream(
@@ -76,7 +76,7 @@ def upstream(spec: PDDeploymentSpec) -> Upstream:
         refusals=tuple(refusals),
         rules=pairs.rules(spec.engine.type, spec.engine.version, spec.lmcache is not None),
         carries=states.carries(spec.engine.type, spec.engine.version),
-        unproven=tuple(_unproven(spec, refusals)),
+        unproven=(*_unproven(spec, refusals), *vllm_nodes.unproven(spec)),
         backpressure=backpressure.contract(spec),
     )
 

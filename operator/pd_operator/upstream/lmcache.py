@@ -5,6 +5,7 @@ Sources: LMCache/LMCache at 0.5.5 (docs/source/mp, lmcache/v1/multiprocess/confi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -58,15 +59,19 @@ def load_only_child(version: str) -> bool:
         return False
 
 
-def connector(lmcache: LMCacheSpec, load_only: bool) -> dict[str, Any]:
-    """The LMCache child of vLLM's MultiConnector.
+def connector(lmcache: LMCacheSpec, load_only: bool, servers: Sequence[str] = ()) -> dict[str, Any]:
+    """The LMCache child of vLLM's MultiConnector; `servers` are those of an engine whose ranks are on several nodes, by node.
 
     The module path is always LMCache's own: vLLM's built-in class lacked the guard for zero external tokens until 0.32
     (vllm-project/vllm issue 47505). mq_timeout defaults to 300 s, for which a request hangs when the server dies (measured).
     """
+    where = (
+        {"lmcache.mp.server_urls": ",".join(servers)}
+        if servers
+        else {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": DATA_PORT}
+    )
     extra: dict[str, Any] = {
-        "lmcache.mp.host": "tcp://127.0.0.1",
-        "lmcache.mp.port": DATA_PORT,
+        **where,
         "lmcache.mp.mq_timeout": 10,
         "lmcache.mp.heartbeat_interval": 2,
         "lmcache.mp.mp_transfer_mode": "engine_driven" if lmcache.transfer == "Engine" else "lmcache_driven",
@@ -86,10 +91,13 @@ def gib(size: Decimal) -> str:
     return format((size / GIB).normalize(), "f")
 
 
-def server_arguments(lmcache: LMCacheSpec, coordinator_url: str) -> list[str]:
-    """Arguments of `lmcache server`; the data port leaves loopback only for P2P, whose peers dial it."""
+def server_arguments(lmcache: LMCacheSpec, coordinator_url: str, shared: bool = False) -> list[str]:
+    """Arguments of `lmcache server`; the data port leaves loopback only for those who dial it from another pod.
+
+    These are the peers with P2P, and, where an engine spans nodes (`shared`), its scheduler.
+    """
     size = quantity(lmcache.l1_size)
-    args = ["server", "--host", "0.0.0.0" if lmcache.p2p.enabled else "127.0.0.1", "--port", str(DATA_PORT)]
+    args = ["server", "--host", "0.0.0.0" if lmcache.p2p.enabled or shared else "127.0.0.1", "--port", str(DATA_PORT)]
     args += ["--http-host", "0.0.0.0", "--http-port", str(HTTP_PORT)]
     initial = max(1, int(min(size, 20 * GIB) / GIB))  # an integer, unlike the size itself ("invalid int value: '0.25'", measured)
     args += ["--l1-size-gb", gib(size), "--l1-init-size-gb", str(initial), "--eviction-policy", "LRU"]

@@ -17,6 +17,7 @@ from pd_operator.api.types import HandoffSpec, LMCacheSpec, Parallelism
 from pd_operator.core.capabilities import Program, Refusal
 from pd_operator.core.names import Role
 from pd_operator.upstream import lmcache as lmcache_server
+from pd_operator.upstream import vllm_nodes
 from pd_operator.upstream.flags import value_of
 
 TESTED: Final = "0.32.0"
@@ -40,7 +41,8 @@ OWNED_FLAGS: Final = frozenset(
         "--model", "--served-model-name", "--host", "--port", "--uds", "--kv-transfer-config", "--shutdown-timeout",
         "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp",
         "--enable-expert-parallel", "-ep",
-        "--headless", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--config", "--ssl-keyfile", "--ssl-certfile",
+        "--headless", "--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port",
+        "--config", "--ssl-keyfile", "--ssl-certfile",
     }
 )  # fmt: skip
 FORBIDDEN_FLAGS: Final = (
@@ -56,6 +58,7 @@ OWNED_ENV: Final = frozenset(
         "PYTHONHASHSEED",
         "VLLM_PORT",
         "VLLM_HOST_IP",
+        *vllm_nodes.OWNED_ENV,
     }
 )
 
@@ -116,7 +119,7 @@ def refusals(version: str, handoff: HandoffSpec, lmcache: LMCacheSpec | None) ->
     return found
 
 
-def kv_transfer_config(role: Role, handoff: HandoffSpec, lmcache: LMCacheSpec | None) -> str:
+def kv_transfer_config(role: Role, handoff: HandoffSpec, lmcache: LMCacheSpec | None, servers: Sequence[str] = ()) -> str:
     """Value of --kv-transfer-config as canonical JSON.
 
     `kv_load_failure_policy` is read at the top level only (v1/core/sched/scheduler.py); inside a child it does nothing.
@@ -132,7 +135,7 @@ def kv_transfer_config(role: Role, handoff: HandoffSpec, lmcache: LMCacheSpec | 
     if lmcache is None:
         config = {**nixl, "kv_load_failure_policy": policy}
     else:
-        child = lmcache_server.connector(lmcache, load_only=role == "decode" and policy == "fail")
+        child = lmcache_server.connector(lmcache, load_only=role == "decode" and policy == "fail", servers=servers)
         config = {
             "kv_connector": "MultiConnector",
             "kv_role": kv_role,
@@ -163,8 +166,10 @@ def arguments(
     parallelism: Parallelism,
     drain_timeout: str,
     user: Sequence[str],
+    nodes: int = 1,
+    servers: Sequence[str] = (),
 ) -> list[str]:
-    """Arguments of `vllm`."""
+    """Arguments of `vllm`; `servers` are the LMCache servers of an engine whose ranks are on several of its nodes."""
     args = ["serve", model, "--served-model-name", served_name, "--host", "0.0.0.0", "--port", str(PORT)]
     for flag, size in (
         ("--tensor-parallel-size", parallelism.tensor),
@@ -173,8 +178,9 @@ def arguments(
     ):
         args += [flag, str(size)] if size > 1 else []
     args += ["--enable-expert-parallel"] if parallelism.expert else []
+    args += vllm_nodes.arguments(nodes)
     args += ["--shutdown-timeout", str(shutdown_timeout(role, handoff, drain_timeout))]
-    args += ["--kv-transfer-config", kv_transfer_config(role, handoff, lmcache)]
+    args += ["--kv-transfer-config", kv_transfer_config(role, handoff, lmcache, servers)]
     return [*args, *user]
 
 

@@ -77,6 +77,15 @@ def pod_shape(spec: Mapping[str, Any]) -> PodShape:
     )
 
 
+def group_shapes(leader: Mapping[str, Any], worker: Mapping[str, Any], size: int) -> tuple[PodShape, ...]:
+    """Shapes of a group of `size` pods, the leader first.
+
+    Raises:
+        ValueError: a request is not a quantity.
+    """
+    return (pod_shape(leader), *([pod_shape(worker)] * (size - 1) if size > 1 else ()))
+
+
 def replica_shape(role: Role, specs: Iterable[Mapping[str, Any]]) -> ReplicaShape:
     """A replica whose pods have these specs, the leader first.
 

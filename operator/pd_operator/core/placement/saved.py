@@ -11,14 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from pd_operator.core.names import DEPLOYMENT, MANAGED_BY, MANAGER, ROLE, ROLES
+from pd_operator.core.names import DEPLOYMENT, MANAGED_BY, MANAGER, ROLE, ROLES, WORKER
 from pd_operator.core.placement.capacity import NodeCapacity, PodShape, Requirement, Taint, Term, Toleration
 from pd_operator.core.placement.index import CapacityIndex, CapacityView, domain_of
 from pd_operator.core.placement.requests import amounts, pod_requests, pod_shape
 
 KIND: Final = "CapacitySnapshot"
 VERSION: Final = 1
-WORKER_INDEX: Final = "leaderworkerset.sigs.k8s.io/worker-index"  # label of an LWS pod; "0" is the leader
 _OVER: Final = ("Succeeded", "Failed")  # phases in which a pod holds nothing
 
 
@@ -137,7 +136,7 @@ def _node(obj: Mapping[str, Any]) -> NodeCapacity:
 def _pod(obj: Mapping[str, Any]) -> SavedPod:
     meta, spec = obj["metadata"], obj.get("spec") or {}
     labels = meta.get("labels") or {}
-    ours = labels.get(MANAGED_BY) == MANAGER and ROLE in labels
+    ours = labels.get(MANAGED_BY) == MANAGER and (ROLE in labels or WORKER in labels)
     node = spec.get("nodeName") or ""
     return SavedPod(
         meta.get("namespace", ""),
@@ -145,8 +144,8 @@ def _pod(obj: Mapping[str, Any]) -> SavedPod:
         node,
         pod_requests(spec),
         deployment=labels.get(DEPLOYMENT, "") if ours else "",
-        role=labels[ROLE] if ours else "",
-        worker=labels.get(WORKER_INDEX, "0") != "0",
+        role=(labels.get(ROLE) or labels[WORKER]) if ours else "",
+        worker=ours and ROLE not in labels,
         shape=pod_shape(spec) if ours and not node else None,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from builders import serving
-from scaling_builders import BOUNDS, learned, readings
+from scaling_builders import BOUNDS, learned, readings, replicas
 
 from pd_operator.api.pool import PDPoolStatus
 from pd_operator.core.plan import make_plan
@@ -50,6 +50,16 @@ def test_a_tick_with_the_same_answer_is_no_write() -> None:
         later = tick(readings(running=running, kv_tokens=running * 1000), AT + 15 * n)
         assert status(later, first) == first
     assert parse(first["record"]).now == AT
+
+
+def test_a_new_answer_is_a_new_record() -> None:
+    """After a rise the count is right: no other field says so, and the bottleneck is gone."""
+    rose = status(tick(readings(running=500.0, kv_tokens=500_000.0)))
+    calm = tick(readings(running=500.0, kv_tokens=500_000.0, decode=replicas(3)), AT + 15)
+    after = status(calm, rose)
+    assert {k for k in after if after[k] != rose.get(k)} == {"record"}
+    assert parse(after["record"]).decision.decode.reason.value == "Hold"
+    assert after["lastDecision"]["reason"] == "Demand"
 
 
 def test_a_write_that_comes_anyway_takes_the_newest_record_along() -> None:

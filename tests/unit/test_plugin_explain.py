@@ -141,6 +141,13 @@ def test_a_record_of_another_version_says_so() -> None:
     assert "this program decides otherwise than the operator did (decision.decode.desired: recorded 9, now 2)" in other.warnings[0]
 
 
+def test_a_decision_without_its_record_says_so() -> None:
+    """An operator of an older version, or a record that was too long."""
+    there = world(None, lastDecision={"message": "2 -> 3 (Demand)"})
+    assert "without its record" in explain(there).why_not
+    assert "2 -> 3 (Demand)" in text(explain(there), terminal.Paint(False))
+
+
 def stored(line: str) -> Seen:
     """A world with this line in both pools."""
     there = world(None)

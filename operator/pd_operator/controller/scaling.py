@@ -21,7 +21,7 @@ from pd_operator.controller.loop import Key
 from pd_operator.controller.roster import Entry, Roster, bounds
 from pd_operator.core.names import ROLE, ROLES, Role, pool
 from pd_operator.core.observed import PodFact
-from pd_operator.core.pool_record import Needs
+from pd_operator.core.pool_record import Needs, needs_of
 from pd_operator.core.pool_status import digest, sentence
 from pd_operator.core.scaled import LeadTime, Scaled, lead_text, lead_time, read_lead, replicas_of, restore, start_time
 from pd_operator.core.scaling.decision import Decision
@@ -276,7 +276,6 @@ def _gist(scaled: Scaled, before: Mapping[str, object]) -> dict[str, object]:
         told[f"{role} digest"] = digest(decision.learned, role, answer, str(before.get(f"{role} digest", "")))
         told[role] = (answer.desired, answer.reason, answer.limits[-1].reason if answer.limits else None)
         told[f"{role} lead"] = lead_text(found) if found else ""
-    needs = Needs(scaled.time, *(decision.of(role).need for role in ROLES))
-    old = before.get("needs")
+    needs, old = needs_of(scaled), before.get("needs")
     told["needs"] = needs if not isinstance(old, Needs) or old.stale(needs) else old
     return told

@@ -1,8 +1,8 @@
 """Pool record: the last tick with everything that it was made from, in the status of both PDPools, for `kubectl pdd explain`.
 
-Readings belong to metrics and not to status, so the record is no mirror of the ticks. It is written anew when the status is written
-anyway, and when a need has moved so far that the numbers would mislead, at most once in REFRESH seconds. Between two writes
-the answer is the same: a change of it is a change of the status.
+Readings belong to metrics and not to status, so the record is no mirror of the ticks. It is written anew with every new answer
+(count, reason, bottleneck), when the status is written anyway, and when a need has moved so far that the numbers would mislead,
+at most once in REFRESH seconds.
 """
 
 from __future__ import annotations
@@ -27,12 +27,22 @@ class Needs:
     time: float
     prefill: float | None
     decode: float | None
+    answer: tuple[object, ...] = ()  # bottleneck, then count and reason of both roles
 
     def stale(self, later: Needs) -> bool:
         """Whether a record of these needs should give way to that of a later tick."""
+        if self.answer != later.answer:
+            return True
         if later.time - self.time < REFRESH:
             return False
         return any(_moved(old, new) for old, new in ((self.prefill, later.prefill), (self.decode, later.decode)))
+
+
+def needs_of(scaled: Scaled) -> Needs:
+    """What a tick found."""
+    roles = [scaled.decision.of(role) for role in ROLES]
+    answer = (scaled.decision.bottleneck.value, *((role.desired, role.reason.value) for role in roles))
+    return Needs(scaled.time, roles[0].need, roles[1].need, answer)
 
 
 def pool_record(status: Mapping[str, Any], previous: Mapping[str, Any], scaled: Scaled | None) -> str:
@@ -41,17 +51,19 @@ def pool_record(status: Mapping[str, Any], previous: Mapping[str, Any], scaled: 
     if scaled is None or not 0 < len(scaled.record) <= MAX_RECORD:
         return before
     changed = any(previous.get(key) != value for key, value in status.items())
-    old, now = _needs(before), Needs(scaled.time, *(scaled.decision.of(role).need for role in ROLES))
-    return scaled.record if changed or old is None or old.stale(now) else before
+    old = _needs(before)
+    return scaled.record if changed or old is None or old.stale(needs_of(scaled)) else before
 
 
 def _needs(record: str) -> Needs | None:
     """Needs of a stored record; None where there is none that can be read."""
     try:
         data = json.loads(record)
-        roles = [data["decision"][role] for role in ROLES]
+        decision = data["decision"]
+        roles = [decision[role] for role in ROLES]
         needs = [None if "flow" not in role else float(role["flow"]) + float(role.get("backlog") or 0.0) for role in roles]
-        return Needs(float(data["now"]), *needs)
+        answer = (decision["bottleneck"], *((role["desired"], role["reason"]) for role in roles))
+        return Needs(float(data["now"]), needs[0], needs[1], answer)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -52,6 +52,8 @@ NO_RECORD = {
     "Static": "nothing is decided: the numbers are prefill.replicas and decode.replicas of the spec; an absent one is kept",
     "suspended": "spec.suspend is true: both pools are at 0, their numbers are kept and nothing is decided",
     "refused": "the spec is not accepted, so nothing is decided: see kubectl pdd status",
+    "left-out": "the last decision is told without its record: the operator is of an older version, or it is too long (many "
+    "slices) and only in its decision log",
     "none": "no tick has been told yet: one comes 15 s after the object is accepted, if an operator watches it",
 }
 MODES = {
@@ -130,7 +132,14 @@ def explain(seen: Seen) -> Explanation:
     why_not = _why_not(seen, spec, mode)
     found = () if why_not else _records(seen)
     if not found:
-        return Explanation(seen.namespace, seen.name, mode, pools, why_not=why_not or NO_RECORD["none"], warnings=_unread(seen))
+        return Explanation(
+            seen.namespace,
+            seen.name,
+            mode,
+            pools,
+            why_not=why_not or NO_RECORD["left-out" if any(p.last for p in pools) else "none"],
+            warnings=_unread(seen),
+        )
     record, line, problem = found
     if record is None:
         return Explanation(seen.namespace, seen.name, mode, pools, line=line, why_not=problem, warnings=_unread(seen))

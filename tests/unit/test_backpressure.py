@@ -94,7 +94,7 @@ def test_vllm_router_refuses_nobody_and_says_so() -> None:
     assert "408 or 429" in limited.code and "no bound of streams" in limited.rejected_at
 
 
-@pytest.mark.parametrize(("kind", "words"), [("smg", "smg tries again"), ("vllm-router", "turns it into 500")])
+@pytest.mark.parametrize(("kind", "words"), [("smg", "circuit breaker"), ("vllm-router", "turns it into 500")])
 def test_an_engine_s_own_limit_is_named_with_what_the_client_gets(kind: str, words: str) -> None:
     found = contract(make_spec({"router": {"type": kind}, "prefill": {"args": ["--max-num-queued-reqs=12"]}}))
     assert found.rejected_at.startswith("prefill engine (--max-num-queued-reqs=12)") and words in found.code

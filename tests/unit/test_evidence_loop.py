@@ -195,7 +195,7 @@ def test_metrics() -> None:
     page = generate_latest(registry).decode()
     own = 'name="chat",namespace="demo"'
     assert f"pd_operator_handoff_fallback_total{{{own}}} 24.0" in page
-    assert f"pd_operator_handoff_transfers_total{{{own}}} 12.0" in page
+    assert f"pd_operator_handoff_transfers_total{{{own}}} 8.0" in page
     assert f'pd_operator_handoff_findings{{{own},reason="SilentFallback"}} 1.0' in page
     assert f'pd_operator_handoff_verified_replicas{{{own},role="decode"}} 0.0' in page
     world.roster.forget(KEY)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from pd_operator.api.conditions import Condition, Reason, Type
+from pd_operator.core.evidence.watch import contradiction
 from pd_operator.core.names import canary
 from pd_operator.core.plan import Plan
 from pd_operator.core.proof import Verdict
@@ -15,6 +16,7 @@ from pd_operator.core.snapshot import Snapshot
 from pd_operator.core.verification import TRIES, Proven, Record, mode_of
 
 OFF: Final = "spec.verification is Disabled: no canary runs, and Ready does not wait for one"
+SINCE: Final = "it was proven, and counters speak against it since: "
 _GRAVITY: Final = {False: 0, None: 1, True: 2}
 
 
@@ -58,10 +60,27 @@ def _verdict(snapshot: Snapshot, plan: Plan, slice_: SlicePlan, offload: bool) -
         log = f" (Job {canary(slice_.name, trial.number)}, {trial.failures} failures in a row)" if said.proven is not True else ""
         found = replace(said, sentence=f"{said.sentence}{log}")
     elif record.proven is not None:
-        found = _proven(record, record.proven, offload)
+        found = (None if offload else _contradicted(snapshot, slice_, record.proven)) or _proven(record, record.proven, offload)
     else:
         found = Verdict(None, Reason.NOT_YET_RUN, _waiting(record, offload))
     return replace(found, sentence=f"{slice_.name}: {found.sentence}")
+
+
+def _contradicted(snapshot: Snapshot, slice_: SlicePlan, proven: Proven) -> Verdict | None:
+    """What counters say since against the proof of a handoff (invariant I5); after a restart what was said before stands until the
+    first look at them."""
+    if snapshot.evidence is None:
+        before: Mapping[str, Any] = next(
+            (c for c in snapshot.status.get("conditions", ()) if c["type"] == Type.HANDOFF_VERIFIED), {}
+        )
+        prefix = f"{slice_.name}: {SINCE}"
+        told = before.get("status") == "False" and str(before.get("message", "")).startswith(prefix)
+        return Verdict(False, Reason(before["reason"]), before["message"].removeprefix(f"{slice_.name}: ")) if told else None
+    against = contradiction(snapshot.evidence, slice_.name, proven.at.timestamp())
+    if against is None:
+        return None
+    silent = against.reason is Reason.SILENT_FALLBACK
+    return Verdict(False, Reason.SILENT_FALLBACK if silent else Reason.TRANSFER_FAILED, f"{SINCE}{against.sentence}")
 
 
 def _proven(record: Record, proven: Proven, offload: bool) -> Verdict:

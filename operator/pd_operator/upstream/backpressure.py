@@ -44,7 +44,10 @@ def contract(spec: PDDeploymentSpec) -> Contract:
     where, code, lacking = parts
     engine = [f"{flag}={value}" for flag in ENGINE_FLAGS if (value := value_of(flag, _prefill_args(spec)))]
     if engine:
-        through = "smg tries again and then gives it on" if spec.router.type == "smg" else "vllm-router turns it into 500"
+        breaker = "when many open its circuit breaker, 503 no_available_workers with Retry-After 1"
+        through = (
+            f"smg tries again and then hands it on; {breaker}" if spec.router.type == "smg" else "vllm-router turns it into 500"
+        )
         where = f"prefill engine ({', '.join(engine)}); {where}"
         code = f"prefill engine: 503 without Retry-After ({through}); {code}"
     lacking.append("the wait on decode: the router sends on what prefill ended, and decode queues it without a limit of time")

@@ -11,7 +11,7 @@ from pd_operator.core.evidence import attainment
 from pd_operator.core.evidence.attainment import Attained, Objectives, Point
 from pd_operator.core.evidence.counters import Counters, Track, follow
 from pd_operator.core.evidence.finding import HANDOFF, Finding, ordered, read, seconds_of
-from pd_operator.core.evidence.rules import HOLD, PAIR_HOLD, SliceView, judge
+from pd_operator.core.evidence.rules import HOLD, PAIR_HOLD, SliceView, fallbacks, judge
 from pd_operator.core.names import ROLES, Role
 from pd_operator.core.scaled import DEFAULT_LEAD, LeadTime
 
@@ -77,7 +77,7 @@ class Evidence:
 
 
 def restore(status: Mapping[str, Any]) -> Record:
-    """What a status told before a restart. Counts that grew meanwhile are found again where their pods live still."""
+    """What a status told before a restart. What grew while nobody looked is not in its counts."""
     handoff = status.get("handoff") or {}
     names = handoff.get("unverified") or ()
     told = any((r.get("verifiedReplicas") or 0) > 0 for r in status.get("roles") or ())
@@ -182,22 +182,17 @@ def _proven(record: Record, tracks: Mapping[tuple[str, str], Track], slices: Map
 
 
 def _totals(record: Record, tracks: Mapping[tuple[str, str], Track]) -> dict[str, float]:
-    """Counts that never fall: what grew, and of pods that are new what they show. After a restart at least what status told."""
+    """Counts that never fall: what status told, and what grew since. What a pod shows at its first page came before it served
+    (its canary's requests, some of which decode computes on purpose), so it is not counted."""
     found = {name: record.totals.get(name, 0.0) for name in TOTALS}
-    shown = dict.fromkeys(TOTALS, 0.0)
     for track in tracks.values():
-        old = record.tracks.get((track.last.uid, track.last.side))
-        first = old is None or not old.seen
-        grown = (track.last.values if first and track.seen else None) or _newest(track, record) or {}
-        values = {**grown, "fallbacks": max(0.0, grown.get("prompts", 0.0) - grown.get("handed", grown.get("prompts", 0.0)))}
-        mine = {n: values.get(n, 0.0) for n in TOTALS} if track.last.side in ROLES else {}
-        if track.last.side == "prefill":
-            mine["fallbacks"] = 0.0  # it computes prompts for a living
-        for name, value in mine.items():
-            shown[name] += value
-    if not record.looked:
-        return {name: max(found[name], shown[name]) for name in TOTALS}
-    return {name: found[name] + shown[name] for name in TOTALS}
+        grown = _newest(track, record) or {}
+        if track.last.side in ROLES:
+            for name in TOTALS:
+                found[name] += grown.get(name, 0.0)
+        if track.last.side == "decode":  # prefill computes prompts for a living
+            found["fallbacks"] += fallbacks(grown) or 0.0
+    return found
 
 
 def _evidence(record: Record, findings: tuple[Finding, ...], site: Site, now: float) -> Evidence:

@@ -50,7 +50,10 @@ def ready(status: str, reason: str) -> str:
 
 SERVING = f"pd_operator_pddeployment_serving_slices{{{ONE},{POD}}}"
 ERRORS = f'pd_operator_reconcile_total{{namespace="pd-operator",result="%s",{POD}}}'
+DEGRADED = f'pd_operator_pddeployment_condition{{{ONE},type="Degraded",status="%s",reason="%s",{POD}}}'
+HANDED = f"pd_operator_handoff_%s_total{{{ONE},{POD}}}"
 CASES = [
+    Case("PDDegraded", 5, {DEGRADED % ("True", "CacheDown"): "1"}, {DEGRADED % ("False", "AsExpected"): "1"}),
     Case("PDOperatorDown", 5, {LEADER: "0"}, {LEADER: "1"}, '{alertname="%s",namespace="pd-operator"}'),
     Case(
         "PDReconcileErrors", 15, {ERRORS % "error": "+1", LEADER: "1"},
@@ -90,6 +93,13 @@ CASES = [
     ),
 ]  # fmt: skip
 EMPTY_QUEUE = {INPUT % ("prefill", "Q"): "0", INPUT % ("prefill", "V"): "5000", INPUT % ("prefill", "N"): "0"}
+# The same from what the operator counts, without the engines' series.
+COUNTED = Case(
+    "PDFallbackRecompute",
+    6,
+    {HANDED % "fallback": "+10", HANDED % "transfers": "+90"},
+    {HANDED % "fallback": "+1", HANDED % "transfers": "+90"},
+)
 # More that must not fire: name -> series.
 QUIET = {
     "suspended": {ready("False", "Suspended"): "1", SERVING: "1x5 0x60"},
@@ -142,7 +152,7 @@ def promtool(folder: Path, *tests: dict[str, Any]) -> None:
 def test_each_fires_on_its_symptom_and_not_before_its_time(tmp_path: Path) -> None:
     wanted = [
         test(case.alert, series(case.sick), firing(case.after - 1), firing(case.after + 2, case.labels % case.alert))
-        for case in CASES
+        for case in [*CASES, COUNTED]
     ]
     served = test(
         "PDNoServingSlice",
@@ -155,7 +165,7 @@ def test_each_fires_on_its_symptom_and_not_before_its_time(tmp_path: Path) -> No
 
 
 def test_none_fires_when_all_is_well(tmp_path: Path) -> None:
-    given = {**{c.alert: c.well for c in CASES}, **QUIET}
+    given = {**{c.alert: c.well for c in CASES}, "counted": COUNTED.well, **QUIET}
     promtool(tmp_path, *(test(name, series(one), firing(20), firing(40), firing(60)) for name, one in given.items()))
 
 
@@ -179,7 +189,7 @@ def test_annotations_say_whose_it_is(tmp_path: Path) -> None:
     case = next(c for c in CASES if c.alert == "PDFallbackRecompute")
     annotations = {
         "summary": "Decode of team/chat computes prompts itself.",
-        "description": "10% of the prompt tokens on decode were computed there and not handed over, within 10 minutes.",
+        "description": "10% of the prompts on decode were computed there and not handed over, within 10 minutes.",
         "runbook_url": rule["annotations"]["runbook_url"],
     }
     labels = {"severity": "warning", "namespace": "team", "name": "chat"}

@@ -234,6 +234,13 @@ DEPLOYMENT: Final = (
                 text="local_compute: decode computed the prompt itself, without a handoff.",
             ),
             _series(
+                "Handoffs, as evidence counts them",
+                (f"sum(rate(pd_operator_handoff_transfers_total{{{_ONE}}}[$__rate_interval]))", "transfers"),
+                (f"sum(rate(pd_operator_handoff_fallback_total{{{_ONE}}}[$__rate_interval]))", "computed on decode"),
+                unit="ops",
+            ),
+            _series("Findings", (f"max by (reason) (pd_operator_handoff_findings{{{_ONE}}})", "{{reason}}")),
+            _series(
                 "Transfers that failed, KV that expired",
                 (f"sum(rate(vllm:nixl_num_failed_transfers_total{{{_PODS}}}[$__rate_interval]))", "failed"),
                 (f"sum(rate(vllm:nixl_num_kv_expired_reqs_total{{{_PODS}}}[$__rate_interval]))", "expired"),

@@ -30,6 +30,9 @@ _AUDIT_POLICY = {
     "rules": [{"level": "Metadata"}],
 }
 
+# By default each controller asks 20 times a second, the scheduler 50 times: a thousand pods that move take minutes.
+_UNLIMITED = ("--kube-api-qps", "1000", "--kube-api-burst", "2000")
+
 # name -> (user, groups); groups as in the bootstrap roles of k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy
 _USERS = {
     "admin": ("pdd-admin", "system:masters"),
@@ -38,7 +41,6 @@ _USERS = {
     "kube-proxy": ("system:kube-proxy", ""),
     "coredns": ("pdd-coredns", "system:masters"),
     "kwok": ("pdd-kwok", "system:masters"),
-    "lws": ("pdd-lws", "system:masters"),
 }
 
 
@@ -50,6 +52,7 @@ class ControlPlane:
     scheduler: bool = True
     address: str = "127.0.0.1"
     nodes: tuple[str, ...] = ()
+    node_grace: float = 0  # see session.control_plane
 
     @property
     def state(self) -> Path:
@@ -166,8 +169,10 @@ class ControlPlane:
                 *("--service-account-private-key-file", self.state / "service-account.key", "--use-service-account-credentials"),
                 *("--root-ca-file", self.service_ca, "--leader-elect=false"),
                 *("--bind-address", "127.0.0.1", "--secure-port", str(manager_port)),
+                *_UNLIMITED,
                 # 15 s by default: a test of an HPA needs several looks.
                 *("--horizontal-pod-autoscaler-sync-period", "2s"),
+                *(("--node-monitor-grace-period", f"{self.node_grace:.0f}s") if self.node_grace else ()),
             ],
         )
         if self.scheduler:
@@ -176,6 +181,7 @@ class ControlPlane:
                 [
                     *(tools.tool("kube-scheduler"), "--kubeconfig", self.kubeconfig_of("scheduler"), "--leader-elect=false"),
                     *("--bind-address", "127.0.0.1", "--secure-port", str(scheduler_port)),
+                    *_UNLIMITED,
                 ],
             )
 

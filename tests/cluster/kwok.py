@@ -15,7 +15,7 @@ from cluster.ports import free_ports
 from cluster.progress import say, wait_for
 
 DOMAIN_LABEL = "pdserve.dev/domain"
-_SELECTOR = "kwok.x-k8s.io/node"
+MANAGED = "kwok.x-k8s.io/node"  # annotation of the nodes that it runs
 _STAGES = tuple(
     f"kustomize/stage/{name}.yaml"
     for name in (
@@ -57,7 +57,7 @@ class FakeNodes:
                 "kind": "Node",
                 "metadata": {
                     "name": name,
-                    "annotations": {_SELECTOR: "fake"},
+                    "annotations": {MANAGED: "fake"},
                     "labels": {
                         "kubernetes.io/hostname": name,
                         "kubernetes.io/os": "linux",
@@ -84,7 +84,7 @@ def start(plane: ControlPlane) -> None:
         "kwok",
         [
             *(tools.tool("kwok"), "--kubeconfig", plane.kubeconfig_of("kwok"), "--config", config),
-            *("--manage-nodes-with-annotation-selector", f"{_SELECTOR}=fake", "--node-lease-duration-seconds", "40"),
+            *("--manage-nodes-with-annotation-selector", f"{MANAGED}=fake", "--node-lease-duration-seconds", "40"),
             *(
                 "--cidr",
                 "10.250.0.0/16",

@@ -24,10 +24,14 @@ def new_state() -> Path:
 
 
 @contextmanager
-def control_plane(*groups: kwok.FakeNodes) -> Iterator[Cluster]:
-    """A control plane for the length of the context, with these groups of fake nodes, none unless given."""
+def control_plane(*groups: kwok.FakeNodes, node_grace: float = 0) -> Iterator[Cluster]:
+    """A control plane for the length of the context, with these groups of fake nodes, none unless given.
+
+    `node_grace`: seconds without a heartbeat after which a node is not ready, Kubernetes' own unless given. Hundreds of fake nodes
+    on a busy machine are late, and KWOK does not make a pod ready again that was ready once.
+    """
     state = new_state()
-    plane = ControlPlane(Processes(state, die_with_parent=True))
+    plane = ControlPlane(Processes(state, die_with_parent=True), node_grace=node_grace)
     try:
         plane.start()
         names: tuple[str, ...] = ()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import manifests
 from cluster.handle import Cluster
 from cluster.kwok import DOMAIN_LABEL, FakeNodes
 from opsrunner import state, waits
 from opsrunner.api import Api, Object
-from pd_operator.core.names import DEPLOYMENT, ROLE, SLICE, WORKER
+from pd_operator.core.names import DEPLOYMENT, ROLE, SLICE
 
 POOL = "test.pdserve.dev/pool"
 GPU = "nvidia.com/gpu"
@@ -32,10 +31,21 @@ class Pool:
         group = FakeNodes(count, prefix=f"{self.name}-{prefix}", gpus=gpus, per_domain=per_domain, labels={POOL: self.name})
         self.cluster.apply(*group.manifests(), namespace=None)
         for node in group.manifests():
-            self._nodes[node["metadata"]["name"]] = node["metadata"]["labels"][DOMAIN_LABEL]
-        waits.until(f"{count} nodes to be ready", lambda: self._ready() >= set(group.names))
+            self.known(node)
+        waits.until(f"{count} nodes to be ready", lambda: self.ready_nodes() >= set(group.names))
 
-    def _ready(self) -> set[str]:
+    def known(self, node: Object) -> str:
+        """Count a node among those of the pool; its name."""
+        name = str(node["metadata"]["name"])
+        self._nodes[name] = node["metadata"]["labels"][DOMAIN_LABEL]
+        return name
+
+    def domain(self, node: str) -> str:
+        """Domain of a node; "" for none of the pool's."""
+        return self._nodes.get(node, "")
+
+    def ready_nodes(self) -> set[str]:
+        """Names of those that are ready and not tainted."""
         nodes = self.api.list("Node", None, f"{POOL}={self.name}")
         ready = {"type": "Ready", "status": "True"}.items()
         usable = [n for n in nodes if not n["spec"].get("taints")]  # not-ready goes a moment after the condition turned
@@ -45,17 +55,25 @@ class Pool:
         """Full name of a node, `a-0` -> `POOL-a-0`."""
         return f"{self.name}-{name}"
 
-    def pdd(self, name: str, prefill: int = 1, decode: int = 1, *, gpus: tuple[int, int] = (1, 1), **placement: Any) -> Object:
-        """A PDDeployment on these nodes, created; `spec` is a merge patch over it, all else is of `placement`."""
-        patch = placement.pop("spec", {})
-        template = {"spec": {"nodeSelector": {POOL: self.name}}}
+    def pdd(
+        self,
+        name: str,
+        prefill: int = 1,
+        decode: int = 1,
+        *,
+        gpus: tuple[int, int] = (1, 1),
+        pod: Mapping[str, Any] | None = None,
+        **placement: Any,
+    ) -> Object:
+        """A PDDeployment on these nodes, created; `pod` is merged into the spec of its engine pods."""
+        template = {"spec": {"nodeSelector": {POOL: self.name}, **(pod or {})}}
         roles = {
             role: {"replicas": count, "template": template, "resources": {"limits": {GPU: each}}}
             for role, count, each in (("prefill", prefill, gpus[0]), ("decode", decode, gpus[1]))
         }
         domain = {"topologyKey": DOMAIN_LABEL, **placement.pop("domain", {})}
         spec = {**roles, "router": {"replicas": 1}, "placement": {"transferDomain": domain, **placement}}
-        return self.api.create(state.pdd(self.namespace, name, **manifests.merge(spec, patch)))
+        return self.api.create(state.pdd(self.namespace, name, **spec))
 
     def foreign(self, name: str, node: str, gpus: int) -> None:
         """Somebody else's pod, straight onto a node."""
@@ -73,8 +91,7 @@ class Pool:
         for pod in self.engines(name):
             if node := pod["spec"].get("nodeName"):
                 labels = pod["metadata"]["labels"]
-                part = labels.get(ROLE) or f"{labels[WORKER]} worker"
-                found.setdefault(labels[SLICE], []).append((part, self._nodes[node]))
+                found.setdefault(labels[SLICE], []).append((labels[ROLE], self._nodes[node]))
         return {slice_: sorted(places) for slice_, places in sorted(found.items())}
 
     def crossings(self, pods: list[Object]) -> dict[str, set[str]]:
@@ -82,7 +99,7 @@ class Pool:
         seen: dict[str, set[str]] = {}
         for pod in pods:
             labels, node = pod["metadata"].get("labels", {}), pod["spec"].get("nodeName")
-            if node in self._nodes and (ROLE in labels or WORKER in labels) and DEPLOYMENT in labels:
+            if node in self._nodes and ROLE in labels and DEPLOYMENT in labels:
                 seen.setdefault(labels[SLICE], set()).add(self._nodes[node])
         return {slice_: domains for slice_, domains in seen.items() if len(domains) > 1}
 

@@ -14,12 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import session
 from cluster.handle import Cluster
-from cluster.kwok import DOMAIN_LABEL, FakeNodes
+from cluster.kwok import DOMAIN_LABEL
 from cluster.process import Processes
 from cluster.tools import tool
-from faults.objects import install_crds
 from opsrunner import state, waits
 from opsrunner.api import Api, Object
 from opsrunner.domains import GPU, Pool, pool
@@ -29,41 +27,7 @@ from opsrunner.spaces import namespaces
 pytestmark = pytest.mark.cluster
 
 PAIR = ["decode", "prefill"]
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "placement.md"
-
-
-@pytest.fixture(scope="module")
-def plane() -> Iterator[Cluster]:
-    """A cluster of its own: a cluster-wide operator would meddle with the objects of other tests."""
-    with session.control_plane(FakeNodes(1, prefix="base", gpus=0)) as cluster:
-        install_crds(cluster)
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def api(plane: Cluster) -> Api:
-    return Api(plane.kubeconfig)
-
-
-@pytest.fixture(scope="module")
-def space(plane: Cluster) -> Iterator[str]:
-    with namespaces(plane, "placement", 1) as names:
-        yield names[0]
-
-
-@pytest.fixture(scope="module")
-def operator(plane: Cluster, space: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """One cluster-wide operator: it reads nodes."""
-    with Operator(plane.kubeconfig, [], home=space, folder=Path(tmp_path_factory.mktemp("operator"))) as running:
-        yield running
-
-
-@pytest.fixture
-def nodes(plane: Cluster, api: Api, space: str, operator: Operator, request: pytest.FixtureRequest) -> Iterator[Pool]:
-    """Nodes of this test."""
-    name = request.node.name.removeprefix("test_").replace("_", "-")[:24].strip("-")
-    with pool(plane, api, space, name) as made:
-        yield made
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "placement.md"
 
 
 @contextmanager

@@ -23,6 +23,7 @@ IMAGES = {
     "vllm": "example.org/vllm:{version}",
     "smg": "example.org/smg:{version}",
     "vllm-router": "example.org/vllm-router:{version}",
+    "canary": "example.org/pd-operator:{version}",
 }
 START = 90.0  # seconds for the first lists and the Lease
 STOP = 20.0  # seconds after SIGTERM; the operator's own bound is 10 s

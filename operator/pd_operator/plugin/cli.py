@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pd_operator import __version__
-from pd_operator.plugin import explain, plan, status
+from pd_operator.plugin import explain, plan, status, verify
 from pd_operator.plugin.command import PluginError
 
 
@@ -24,9 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All commands; each module of a command adds its own, with the function that runs it as `run`."""
-    found = argparse.ArgumentParser(prog="kubectl pdd", description="Looks at PDDeployments without changing anything.")
+    found = argparse.ArgumentParser(prog="kubectl pdd", description="Looks at PDDeployments. Only `verify` changes something.")
     found.add_argument("--version", action="version", version=f"kubectl-pdd {__version__}")
     commands = found.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for command in (plan, status, explain):
+    for command in (plan, status, explain, verify):
         command.add(commands)
     return found

@@ -1,0 +1,64 @@
+"""Canary Jobs on a real API server. Fake nodes end a Job's pod without a word, so each canary fails for want of evidence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.handle import Cluster
+from opsrunner import state, waits
+from opsrunner.api import Api, Object
+from opsrunner.plugin import Pdd
+from opsrunner.process import Operator
+
+pytest_plugins = ("opsrunner.fixtures",)
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def pdd(kwok_cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Pdd:
+    return Pdd(kwok_cluster.kubeconfig, capsys)
+
+
+def slice_of(api: Api, space: str, name: str) -> dict[str, Any]:
+    slices = (api.get("PDDeployment", space, name) or {}).get("status", {}).get("slices") or [{}]
+    return dict(slices[0])
+
+
+def jobs(api: Api, space: str, name: str) -> list[Object]:
+    return api.list("Job", space, f"pdserve.dev/deployment={name}")
+
+
+def test_a_canary_without_evidence_opens_nothing_and_verify_runs_it_again(
+    api: Api, operator: Operator, space: str, pdd: Pdd
+) -> None:
+    api.create(state.pdd(space, "dark", verification="Required"))
+    first = waits.until("a canary that ended", lambda: slice_of(api, space, "dark").get("canary"), timeout=90)
+    assert (first["handoffReason"], first["failures"]) == ("CanaryFailed", 1)
+    assert not [p for p in state.pods(api, space, "dark") if "pdserve.dev/front" in p["metadata"]["labels"]]
+    ready = waits.condition(api, space, "dark", "Ready", "False")
+    assert ready["reason"] in ("NotYetRun", "CanaryFailed"), ready
+    code, out, err = pdd("verify", "dark", "-n", space, "--timeout", "90")
+    assert code == 1 and "handoff: CanaryFailed" in out, (out, err)
+    assert slice_of(api, space, "dark")["canary"]["number"] > first["number"]
+    assert len(jobs(api, space, "dark")) <= 1, "the older ones are gone"
+
+
+def test_verify_says_when_no_canary_runs(api: Api, operator: Operator, space: str, pdd: Pdd) -> None:
+    api.create(state.pdd(space, "off", verification="Disabled"))
+    waits.ready(api, space, "off")
+    assert not jobs(api, space, "off")
+    code, _, err = pdd("verify", "off", "-n", space)
+    assert code == 2 and "spec.verification is Disabled" in err
+    code, _, err = pdd("verify", "absent", "-n", space)
+    assert code == 2 and "no such PDDeployment" in err
+
+
+def test_a_quota_that_takes_no_job_is_named(api: Api, operator: Operator, spaces: list[str]) -> None:
+    space = spaces[1]
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "no-jobs", "namespace": space}}
+    api.create({**quota, "spec": {"hard": {"count/jobs.batch": "0"}}})
+    api.create(state.pdd(space, "chat", verification="Required"))
+    found = waits.condition(api, space, "chat", "HandoffVerified", "False", "CanaryForbidden", timeout=90)
+    assert "no-jobs" in found["message"], found

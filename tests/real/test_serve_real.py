@@ -50,6 +50,7 @@ def _example(**changes: Any) -> dict[str, Any]:
     document = stack.example(stack.ENGINES["vllm"])
     document["spec"]["engine"]["image"] = images.REAL.name
     document["spec"]["lmcache"]["image"] = images.REAL.name
+    document["spec"]["verification"] = "Required"
     for path, value in changes.items():
         target = document["spec"]
         *parents, last = path.split("__")
@@ -134,6 +135,19 @@ async def _check_answers(served: Served, unified: str, salt: str) -> None:
     assert answers[0] != answers[1]
 
 
+def test_the_canary_proved_the_pair_before_it_served(real_served: Served) -> None:
+    """Real engines: what NIXL moved, what LMCache stored, and that the answers are those of one engine."""
+    (slice_,) = real_served.object()["status"]["slices"]
+    proof = slice_["verified"]
+    print(json.dumps(slice_, indent=1))
+    assert proof["canary"] == slice_["canary"]["number"] and slice_["canary"]["failures"] == 0
+    assert "answers equal those of one engine alone" in proof["handoff"] and " 0 bytes" not in proof["handoff"]
+    assert "chunks stored" in proof["offload"]
+    for type_ in ("HandoffVerified", "OffloadVerified"):
+        condition = real_served.condition(type_)
+        assert (condition["status"], condition["reason"]) == ("True", "Verified"), condition
+
+
 async def test_answers_through_smg_are_those_of_one_engine(real_served: Served, unified: str) -> None:
     await _check_answers(real_served, unified, "smg")
 
@@ -142,8 +156,13 @@ async def test_answers_through_vllm_router_are_those_of_one_engine(real_served: 
     """The router is a live field: its pods change, the engines' do not."""
     engines = {pod["metadata"]["uid"] for role in ("prefill", "decode") for pod in real_served.pods(role)}
     real_served.cluster.apply(_example(router__type="vllm-router"), namespace=real_served.namespace)
+    proof = real_served.object()["status"]["slices"][0]["verified"]
     real_served.until("only vllm-router pods", lambda: _routers(real_served) == {"vllm-router"}, 240)
     real_served.ready(READY_LIMIT_S)
+    # Another router is another path: its canary runs again, and its requests must not stand among ours.
+    real_served.until(
+        "a proof of the new router", lambda: real_served.object()["status"]["slices"][0]["verified"]["about"] != proof["about"], 240
+    )
     await _check_answers(real_served, unified, "vllm-router")
     assert engines == {pod["metadata"]["uid"] for role in ("prefill", "decode") for pod in real_served.pods(role)}
 

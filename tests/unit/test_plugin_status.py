@@ -159,6 +159,15 @@ def test_steps_name_the_pod_and_the_container_at_fault() -> None:
     assert step_of("crashing", "decode").next[0] == f"kubectl -n demo logs {crashed().name} -c engine --previous --tail=50"
 
 
+def test_what_is_not_proven_because_nobody_may_is_no_wait() -> None:
+    waits = chain(seen()).links[5]
+    never = chain(seen(spec={"verification": "Disabled"})).links[5]
+    assert (waits.name, never.name) == ("handoff", "handoff") and "canary" in waits.next[0]
+    assert never.next == (
+        """to have it proven: kubectl -n demo patch pdd chat --type=merge -p '{"spec": {"verification": "Required"}}'""",
+    )
+
+
 KNOWN = {"namespace": "demo", "name": "chat", "pod": "chat-0", "container": "engine"}
 
 
@@ -197,6 +206,12 @@ def test_long_lists_are_cut() -> None:
     assert len(told) == PODS and told[0] == "p070" and found.pods_untold == 80
     assert "and 80 more pods" in text(found, PLAIN)
     assert [e.object for e in found.events] == [f"Pod/p{n}" for n in range(EVENTS)]
+
+
+def test_what_is_normal_does_not_hide_a_warning() -> None:
+    normal = [event("Scheduled", f"Pod/p{n}", "assigned", n, type="Normal") for n in range(9)]
+    found = chain(seen(events=(*normal, event("FailedScheduling", "Pod/q", NO_ROOM, 600))))
+    assert [e.object for e in found.events] == ["Pod/p0", "Pod/p1", "Pod/p2", "Pod/p3", "Pod/q"]
 
 
 def test_a_pod_that_ends_is_not_ready_and_not_to_blame() -> None:

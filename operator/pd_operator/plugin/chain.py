@@ -18,10 +18,10 @@ from pd_operator.core import diagnosis
 from pd_operator.core.names import COMPONENT, FRONT, ROLE, ROLES, SLICE
 from pd_operator.core.observed import PodFact
 from pd_operator.kube.seen import Seen
-from pd_operator.plugin.next_steps import NOT_SEEN, fill, next_steps
+from pd_operator.plugin.next_steps import NOT_SEEN, UNPROVEN, fill, next_steps
 from pd_operator.plugin.terminal import age, instant
 
-EVENTS = 5  # that are told, the newest
+EVENTS = 5  # that are told
 PODS = 12  # that are told a part; those that are not ready first
 GOOD: Mapping[str, str] = {Type.DEGRADED: "False", Type.UPDATE_AVAILABLE: "False"}
 PARTS = (*ROLES, "router")
@@ -198,6 +198,8 @@ def _link(seen: Seen, name: str, condition: Mapping[str, Any]) -> Link:
     mine = _part(seen, name)
     suspended = seen.deployment.get("spec", {}).get("suspend") and reason == Reason.STARTING  # nothing starts, and nothing should
     steps = () if verdict is Verdict.OK or suspended else tuple(next_steps(reason, _known(seen, mine, evidence)))
+    if reason == Reason.NOT_YET_RUN and seen.deployment.get("spec", {}).get("verification") == "Disabled":
+        steps = tuple(fill(UNPROVEN, _known(seen, ())))  # no canary comes by itself
     if _outdated(seen, condition):
         said = f"of generation {condition.get('observedGeneration')} it was said: {evidence}"
         return Link(name, Verdict.UNKNOWN, reason, said, since, _since(seen, since), (*steps, *fill(NOT_SEEN, _known(seen, mine))))
@@ -317,7 +319,7 @@ def _pod(seen: Seen, part: str, pod: PodFact) -> PodLine:
 
 
 def _events(seen: Seen) -> tuple[EventLine, ...]:
-    """The newest, the last one first; of two about the same only the newer."""
+    """The newest warnings, then the newest others, the last one first; of two about the same only the newer."""
     told: dict[tuple[str, str, str], EventLine] = {}
     for when, event in sorted(((_seen_last(e), e) for e in seen.events), key=lambda x: str(x[0]), reverse=True):
         about = event.get("regarding") or {}
@@ -326,7 +328,10 @@ def _events(seen: Seen) -> tuple[EventLine, ...]:
         note = " ".join(str(event.get("note", "")).split())
         ago = None if when is None else _seconds(when, seen.now)
         told.setdefault(key, EventLine(ago, str(event.get("type", "")), key[2], f"{key[0]}/{key[1]}", note, count))
-    return tuple(told.values())[:EVENTS]
+    kept = sorted(told, key=lambda key: told[key].type != "Warning")[
+        :EVENTS
+    ]  # that a pod was scheduled must not hide why one was not
+    return tuple(line for key, line in told.items() if key in kept)
 
 
 def _seen_last(event: Mapping[str, Any]) -> datetime | None:

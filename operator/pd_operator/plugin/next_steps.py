@@ -161,6 +161,9 @@ STEPS: Mapping[Reason, tuple[str, ...]] = {
         """-p '{{"spec": {{"rollout": {{"restartID": "NEW"}}}}}}'""",
     ),
 }
+UNPROVEN = (
+    """to have it proven: kubectl -n {namespace} patch pdd {name} --type=merge -p '{{"spec": {{"verification": "Required"}}}}'""",
+)
 NOT_SEEN = (
     "does an operator watch it: kubectl get deployments -A -l app.kubernetes.io/name=pd-operator",
     "and what does it say: kubectl -n ITS-NAMESPACE logs deployment/pd-operator --tail=50",

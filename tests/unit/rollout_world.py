@@ -197,7 +197,8 @@ class World(Cluster):
         """Weights add up, and right after a pass only slices that answer have any."""
         led = self.backends()
         if self.changes.get("gateway") and self.plan.refusal is None:
-            lit = {p.labels[SLICE] for p in self.pods if p.ready and FRONT in p.labels and p.ending is None}
+            stay = {s.name for s in self.plan.rollout.slices if s.state is not State.REMOVING}
+            lit = {p.labels[SLICE] for p in self.pods if p.ready and FRONT in p.labels and p.ending is None} & stay
             if sum(led.values()) != 100 or not set(led) <= (lit or {builders.NAME}):
                 self.broken_rules.append(f"the route leads to {led}, and {sorted(lit)} serve")
 

@@ -77,6 +77,7 @@ def do(world: World, step: tuple[Any, ...]) -> None:
 @example([("tick", 4), ("pairing", 2), ("tick", 2), ("pairing", 3), ("tick", 1), ("pairing", 1), ("tick", 4)])
 @example([("gpus", 2), ("tick", 4), ("pairing", 2), ("tick", 4), ("pairing", 1), ("tick", 2), ("suspend", True), ("tick", 2)])
 @example([("tick", 4), ("pairing", 2), ("tick", 4), ("type", "Recreate"), ("pairing", 3), ("crash", 3), ("tick", 1)])
+@example([("pairing", 2), ("tick", 1), ("suspend", True), ("gateway", True), ("tick", 1)])
 def test_every_history_ends_with_one_serving_slice(history: list[tuple[Any, ...]]) -> None:
     world = World()
     world.pairing_edit(1)

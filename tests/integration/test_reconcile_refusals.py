@@ -124,7 +124,6 @@ def mended(api: Api, space: str, waiting: dict[str, Object]) -> datetime:
     ("patch", "undo", "reason", "words"),
     [
         ({"router": {"type": "dynamo"}}, {"router": {"type": "smg"}}, "NotImplemented", ["spec.router.type"]),
-        ({"verification": "Required"}, {"verification": None}, "NotImplemented", ["spec.verification", "Disabled"]),
         (
             {"engine": {"version": "0.25.0"}, "lmcache": {}},
             {"engine": {"version": "0.32.0"}, "lmcache": None},
@@ -133,7 +132,7 @@ def mended(api: Api, space: str, waiting: dict[str, Object]) -> datetime:
         ),
         ({"engine": {"type": "sglang"}}, {"engine": {"type": "vllm"}}, "NotImplemented", ["spec.engine.type", "vllm"]),
     ],
-    ids=["router", "verification", "version", "engine"],
+    ids=["router", "version", "engine"],
 )
 def test_a_refused_edit_leaves_what_serves_alone(
     api: Api,

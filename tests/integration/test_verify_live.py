@@ -37,7 +37,7 @@ def test_a_canary_without_evidence_opens_nothing_and_verify_runs_it_again(
     first = waits.until("a canary that ended", lambda: slice_of(api, space, "dark").get("canary"), timeout=90)
     assert (first["handoffReason"], first["failures"]) == ("CanaryFailed", 1)
     assert not [p for p in state.pods(api, space, "dark") if "pdserve.dev/front" in p["metadata"]["labels"]]
-    ready = waits.condition(api, space, "dark", "Ready", "False")
+    ready = waits.conditions(waits.condition(api, space, "dark", "Ready", "False"))["Ready"]
     assert ready["reason"] in ("NotYetRun", "CanaryFailed"), ready
     code, out, err = pdd("verify", "dark", "-n", space, "--timeout", "90")
     assert code == 1 and "handoff: CanaryFailed" in out, (out, err)
@@ -61,4 +61,4 @@ def test_a_quota_that_takes_no_job_is_named(api: Api, operator: Operator, spaces
     api.create({**quota, "spec": {"hard": {"count/jobs.batch": "0"}}})
     api.create(state.pdd(space, "chat", verification="Required"))
     found = waits.condition(api, space, "chat", "HandoffVerified", "False", "CanaryForbidden", timeout=90)
-    assert "no-jobs" in found["message"], found
+    assert "no-jobs" in waits.conditions(found)["HandoffVerified"]["message"], waits.describe(found)

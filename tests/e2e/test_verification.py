@@ -6,7 +6,10 @@ What breaks is an engine stand-in that lies as real ones do: every pod is Ready,
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from served import Served
 
 pytestmark = pytest.mark.timeout(900)
 CPU = {"resources": {"limits": {"cpu": "500m"}, "requests": {"cpu": "20m"}}}
+PAGE = Path(__file__).parents[2] / "docs" / "verification.md"
 LIMIT_S = 420.0  # three canaries of some ten seconds each, with their pauses, for all broken objects at once on two cores
 SUCCESS = "vllm:request_success_total"
 ANNOTATION = "smg.ai/kv-connector"
@@ -24,6 +28,13 @@ ANNOTATION = "smg.ai/kv-connector"
 def env(**faults: Any) -> dict[str, Any]:
     """A role with faults in its engine."""
     return {**CPU, "env": [{"name": "STANDIN_FAULTS", "value": json.dumps(faults)}]}
+
+
+def commands() -> list[list[str]]:
+    """The kubectl commands of docs/verification.md, in order: what was proven, the log, and another run."""
+    found = [shlex.split(line) for line in re.findall(r"^kubectl (.*)$", PAGE.read_text(), flags=re.MULTILINE)]
+    assert [words[0] for words in found] == ["get", "logs", "delete"]
+    return found
 
 
 def fronted(served: Served) -> bool:
@@ -54,13 +65,14 @@ async def test_a_slice_serves_once_its_handoff_was_seen(served: Served) -> None:
     assert (handoff["status"], offload["status"]) == ("True", "True"), (handoff, offload)
     assert served.total("decode", SUCCESS) == 3, "the canary's requests, and nobody else's"
     (first,) = jobs(served)
-    log = served.cluster.kubectl("logs", f"job/{first}", "-n", served.namespace)
+    shown, log = (served.cluster.kubectl(*command, "-n", served.namespace) for command in commands()[:2])
+    assert json.loads(shown)["evidence"] == proof["evidence"]
     assert "handoff: Verified" in log and "offload: Verified" in log
     load = served.load()
     await load.burst(20, concurrency=4)
     assert not load.failed, load.summary()
 
-    served.cluster.kubectl("delete", "job", first, "-n", served.namespace)
+    assert first in served.cluster.kubectl(*commands()[2], "-n", served.namespace)
     again = served.until("another proof", lambda: (p := slice_of(served)["verified"])["canary"] == 2 and p, 120)
     assert again["evidence"] != proof["evidence"]
     assert served.condition("Ready")["status"] == "True" and fronted(served)

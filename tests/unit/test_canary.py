@@ -183,6 +183,19 @@ def test_prefill_that_refuses_to_be_read_is_a_failed_transfer(pair: Pair) -> Non
     assert verdict.reason is Reason.TRANSFER_FAILED, verdict
 
 
+def test_a_wrong_side_channel_address_is_a_failed_transfer(pair: Pair) -> None:
+    nobody = free_port()
+
+    def astray(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        first = {**body, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}
+        params = pair.prefill.client.json("POST", "/v1/completions", first)["kv_transfer_params"]
+        wrong = {**params, "remote_port": nobody}
+        return 200, pair.decode.client.json("POST", "/v1/completions", {**body, "kv_transfer_params": wrong})
+
+    verdict = proof.judge_handoff(seen(pair, astray))
+    assert verdict.reason is Reason.TRANSFER_FAILED and "itself" in verdict.sentence, verdict
+
+
 def test_wrong_bytes_show_in_the_answer(pair: Pair) -> None:
     pair.prefill.fault(wrong_blob=True)
     try:

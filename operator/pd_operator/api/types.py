@@ -401,7 +401,8 @@ class PDDeploymentSpec(Model):
     backpressure: BackpressureSpec = Field(default_factory=BackpressureSpec, description="When requests are refused.")
     rollout: RolloutSpec = Field(default_factory=RolloutSpec, description="How a change reaches the pods.")
     verification: Literal["Required", "Advisory", "Disabled"] | None = Field(
-        default=None, description="Whether a slice stays dark until a handoff was proven: Required, Advisory or Disabled."
+        default=None,
+        description="Whether a slice stays dark until a canary has proven it: Required, Advisory or Disabled; absent: no canary.",
     )
 
     @property

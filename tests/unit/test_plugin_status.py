@@ -18,6 +18,7 @@ from plugin_world import SLICE, ago, crashed, event, homeless, pods, seen
 
 from pd_operator import plugin
 from pd_operator.api.conditions import REASONS, Reason
+from pd_operator.core.verified import OFF
 from pd_operator.kube import seen as reading
 from pd_operator.kube.read import Unreadable
 from pd_operator.kube.seen import Seen
@@ -160,12 +161,17 @@ def test_steps_name_the_pod_and_the_container_at_fault() -> None:
 
 
 def test_what_is_not_proven_because_nobody_may_is_no_wait() -> None:
-    waits = chain(seen()).links[5]
-    never = chain(seen(spec={"verification": "Disabled"})).links[5]
+    waits = chain(seen({"HandoffVerified": ("Unknown", "NotYetRun", "the canary starts when all is ready")})).links[5]
+    never = chain(seen({"HandoffVerified": ("Unknown", "NotYetRun", OFF)})).links[5]
     assert (waits.name, never.name) == ("handoff", "handoff") and "canary" in waits.next[0]
     assert never.next == (
         """to have it proven: kubectl -n demo patch pdd chat --type=merge -p '{"spec": {"verification": "Required"}}'""",
     )
+
+
+def test_long_notes_are_cut() -> None:
+    found = chain(seen({"Degraded": ("True", "PairingNotEnforced", "x" * 900)}))
+    assert found.notes[0].evidence == "x" * 900 and "x" * 237 + "..." in text(found, PLAIN) and "x" * 238 not in text(found, PLAIN)
 
 
 KNOWN = {"namespace": "demo", "name": "chat", "pod": "chat-0", "container": "engine"}

@@ -17,6 +17,7 @@ from pd_operator.api.conditions import Reason, Type
 from pd_operator.core import diagnosis
 from pd_operator.core.names import COMPONENT, FRONT, ROLE, ROLES, SLICE
 from pd_operator.core.observed import PodFact
+from pd_operator.core.verified import OFF
 from pd_operator.kube.seen import Seen
 from pd_operator.plugin.next_steps import NOT_SEEN, UNPROVEN, fill, next_steps
 from pd_operator.plugin.terminal import age, instant
@@ -198,7 +199,7 @@ def _link(seen: Seen, name: str, condition: Mapping[str, Any]) -> Link:
     mine = _part(seen, name)
     suspended = seen.deployment.get("spec", {}).get("suspend") and reason == Reason.STARTING  # nothing starts, and nothing should
     steps = () if verdict is Verdict.OK or suspended else tuple(next_steps(reason, _known(seen, mine, evidence)))
-    if reason == Reason.NOT_YET_RUN and seen.deployment.get("spec", {}).get("verification") == "Disabled":
+    if reason == Reason.NOT_YET_RUN and evidence == OFF:
         steps = tuple(fill(UNPROVEN, _known(seen, ())))  # no canary comes by itself
     if _outdated(seen, condition):
         said = f"of generation {condition.get('observedGeneration')} it was said: {evidence}"
@@ -258,7 +259,7 @@ def _door(seen: Seen, conditions: Mapping[str, Mapping[str, Any]]) -> Link:
         see = () if not serving else tuple(fill(NOT_SEEN, {}))
         return Link("door", Verdict.NOT, reason, f"{url}: {why}; clients get a refused connection", since, lasts, see)
     pods = f"{len(fronts)} router pods ready" if "pods" not in seen.unread else "router pods not read"
-    still = "" if ready.get("status") == "True" else " (what served before goes on serving)"
+    still = "" if ready.get("status") == "True" else "; not Ready all the same"
     return Link("door", Verdict.OK, Reason.READY, f"{url}: {pods}, {told}{still}", since, lasts)
 
 

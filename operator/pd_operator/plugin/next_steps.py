@@ -75,8 +75,9 @@ STEPS: Mapping[Reason, tuple[str, ...]] = {
     Reason.OUTPUT_DIFFERS: (SPEC, "use versions that docs/reference/compatibility.md calls tested", IMAGES),
     Reason.VERSION_MISMATCH: (IMAGES, "give both roles one image; look for a tag that moved"),
     Reason.CANARY_FAILED: (
-        "kubectl -n {namespace} get jobs -l pdserve.dev/deployment={name}",
-        "then the log of the Job that the message names: kubectl -n {namespace} logs job/JOB",
+        "what its canary saw: kubectl -n {namespace} logs -l pdserve.dev/deployment={name},app.kubernetes.io/component=canary",
+        "why it did not start: kubectl -n {namespace} describe jobs -l "
+        "pdserve.dev/deployment={name},app.kubernetes.io/component=canary",
     ),
     Reason.CANARY_FORBIDDEN: (
         "kubectl -n {namespace} describe jobs -l pdserve.dev/deployment={name}",

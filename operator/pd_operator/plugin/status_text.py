@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pd_operator.plugin.chain import Chain, Link, Verdict
 from pd_operator.plugin.terminal import Paint, age, columns
 
-WHY = 70  # characters of why a pod is not ready
+WHY = 70  # characters of why a pod is not ready; the link of its part says it in full
+NOTE = 240  # characters of a note beside the chain
 MEANING = {Verdict.OK: "good", Verdict.NOT: "bad", Verdict.UNKNOWN: "doubt"}
 
 
@@ -14,7 +17,7 @@ def text(chain: Chain, paint: Paint) -> str:
     said: set[str] = set()  # a step is told once, where it helps first
     lines = [*_head(chain, paint), "", *_links(chain.links, paint, said)]
     if chain.notes:
-        lines += ["", *_links(chain.notes, paint, said)]
+        lines += ["", *_links(tuple(replace(x, evidence=_short(x.evidence, NOTE)) for x in chain.notes), paint, said)]
     if chain.pods:
         lines += ["", *_pods(chain, paint)]
     if chain.events:
@@ -55,9 +58,9 @@ def _links(links: tuple[Link, ...], paint: Paint, said: set[str]) -> list[str]:
     return lines
 
 
-def _short(text: str) -> str:
-    """What fits beside a pod; the link of its part has all of it."""
-    return text if len(text) <= WHY else text[: WHY - 3] + "..."
+def _short(text: str, limit: int = WHY) -> str:
+    """What fits; -o json has all of it."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _pods(chain: Chain, paint: Paint) -> list[str]:

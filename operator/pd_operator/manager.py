@@ -243,7 +243,7 @@ class Manager:
             recorder,
             is_leader=self.elector.is_leader,
             enqueue=self._child_changed,
-            log=log.write if log else lambda line: None,
+            log=log.write if log else None,
             tick=self.settings.signals.tick_seconds,
             budgets=budgets_of(self.settings),
         )

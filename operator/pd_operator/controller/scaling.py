@@ -96,7 +96,7 @@ class ScalingLoop:
         *,
         is_leader: Callable[[], bool],
         enqueue: Callable[[Key], None],
-        log: Log = lambda line: None,
+        log: Log | None = None,
         tick: float = TICK,
         clock: Callable[[], float] = time.time,
         read_limit: float = READ_LIMIT,
@@ -205,8 +205,8 @@ class ScalingLoop:
             if share.gpus is not None and (own is None or share.gpus < own):
                 tighter = replace(record.bounds, max_gpus=share.gpus, shared=share.detail)
                 record = make(record.name, record.readings, record.learned, tighter, now)
-            line = record.line()
-            self._log(line)
+            if self._log is not None:
+                self._log(record.line())
             draft.known.learned = record.decision.learned
             if entry.mode == "Auto":
                 await self._scale(entry, record.decision, draft.pools)
@@ -217,7 +217,7 @@ class ScalingLoop:
             logger.exception("%s/%s is not scaled in this tick", *entry.key)
             return None
         known, lead = draft.known, dict(draft.known.lead)
-        return _Ticked(entry, Scaled(now, record.decision, draft.unknown, lead, known.traffic.uneven, share.over, line))
+        return _Ticked(entry, Scaled(now, record.decision, draft.unknown, lead, known.traffic.uneven, share.over, record))
 
     async def _recall(self, entry: Entry, now: float) -> _Known:
         """What is known of it: in memory, else in the status of its PDPools (after a start, or a change of leader)."""

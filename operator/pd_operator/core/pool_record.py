@@ -48,11 +48,14 @@ def needs_of(scaled: Scaled) -> Needs:
 def pool_record(status: Mapping[str, Any], previous: Mapping[str, Any], scaled: Scaled | None) -> str:
     """The record for a status that is otherwise `status`; "" when no tick has been."""
     before = str(previous.get("record", ""))
-    if scaled is None or not 0 < len(scaled.record) <= MAX_RECORD:
+    if scaled is None or scaled.record is None:
         return before
     changed = any(previous.get(key) != value for key, value in status.items())
     old = _needs(before)
-    return scaled.record if changed or old is None or old.stale(needs_of(scaled)) else before
+    if not (changed or old is None or old.stale(needs_of(scaled))):
+        return before
+    line = scaled.record.line()
+    return line if len(line) <= MAX_RECORD else before
 
 
 def _needs(record: str) -> Needs | None:

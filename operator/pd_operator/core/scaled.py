@@ -16,6 +16,7 @@ from pd_operator.core.scaling import codec
 from pd_operator.core.scaling.decision import Decision
 from pd_operator.core.scaling.learned import DecodeLearned, Learned, Memory, PrefillLearned
 from pd_operator.core.scaling.readings import Replicas
+from pd_operator.core.scaling.record import Record
 
 MAX_LEAD = 7200.0  # seconds; a pod that became ready later than this after its creation had another reason
 DEFAULT_LEAD = 120.0  # seconds, before any start was seen (DESIGN §7: 300 s of down window is 1.5 of more than this)
@@ -41,7 +42,7 @@ class Scaled:
     lead: Mapping[Role, LeadTime] = field(default_factory=dict)
     uneven: str = ""  # which slice gets another share of the requests than it should; core/traffic.py
     over: str = ""  # the budget that it shares, where minimums and pools that nobody may limit exceed it
-    record: str = ""  # the decision with all that it was made from, as one line (core/scaling/record.py)
+    record: Record | None = None  # the decision with all that it was made from; a line of it costs more than to decide
 
 
 @dataclass(frozen=True, slots=True)

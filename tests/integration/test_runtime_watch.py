@@ -15,7 +15,7 @@ from cluster.handle import Cluster
 from faults.objects import deployment, install_crds, pod, pool, service, until
 from faults.proxy import FOREVER, Fault, FaultProxy
 from faults.runtime import Notes, leading, probe, running, settings
-from pd_operator.controller.watch import CHILD_KINDS, OPTIONAL_KINDS
+from pd_operator.controller.watch import CHILD_KINDS, OPTIONAL_KINDS, OUR_KINDS
 from pd_operator.core.result import Done, Result
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.kinds import KINDS
@@ -208,11 +208,8 @@ async def test_the_whole_cluster_is_served_when_no_namespace_is_named(client: Ku
         await client.create(deployment(namespace))
         await client.apply(service(namespace, "chat"))
         await until("it is reconciled", lambda: (namespace, "chat") in notes.calls)
-        assert set(manager.stream_ages()) == {
-            "PDPool", "Deployment", "ControllerRevision", "Service", "ServiceAccount", "Role", "RoleBinding",
-            "PodDisruptionBudget", "NetworkPolicy", "Pod", "PDDeployment (kopf)", "PDPool (kopf)",
-            "Node (capacity)", "Pod (capacity)", *OPTIONAL_KINDS,
-        }  # fmt: skip
+        ours = {f"{kind} (kopf)" for kind in OUR_KINDS} | {"Pod", "Node (capacity)", "Pod (capacity)"}
+        assert set(manager.stream_ages()) == {*CHILD_KINDS, *OPTIONAL_KINDS, *ours}
 
 
 async def test_metrics_tell_what_happens(client: KubeClient, kubeconfig: Path, namespace: str) -> None:

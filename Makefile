@@ -79,7 +79,7 @@ test: setup ## Everything: lint, unit, integration, e2e and the real engines, wi
 
 # The tiers are cut by marker, not by folder, so that every test runs in exactly one of them.
 test-unit: tools ## Tests without a cluster (helm renders the chart).
-	$(PYTEST) -m "not cluster and not nodes and not alone and not real"
+	$(PYTEST) -n auto --dist loadfile -m "not cluster and not nodes and not alone and not real"
 
 test-integration: tools ## Tests against a real API server, some with KWOK nodes.
 	$(PYTEST) -m "cluster and not nodes and not alone and not real"

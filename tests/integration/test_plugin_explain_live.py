@@ -102,6 +102,9 @@ async def _page(kwok_cluster: Cluster, chat: Live, tmp_path: Path) -> None:
             ["bash", "-euo", "pipefail", "-c", block],
             cwd=tmp_path, env=environment(mine), capture_output=True, text=True, timeout=120,
         )  # fmt: skip
+        if "pdd verify" in block:  # fake nodes run no canary, so this object has none
+            assert done.returncode == 2 and "spec.verification is Disabled" in done.stderr, done.stderr
+            continue
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         printed += done.stdout
     assert f"{chat.key[0]}/chat READY" in printed and "n_D = (R 400 + H 0)" in printed

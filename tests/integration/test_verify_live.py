@@ -11,6 +11,7 @@ from opsrunner import state, waits
 from opsrunner.api import Api, Object
 from opsrunner.plugin import Pdd
 from opsrunner.process import Operator
+from pd_operator.core.canary_case import Case
 
 pytest_plugins = ("opsrunner.fixtures",)
 pytestmark = pytest.mark.timeout(240)
@@ -55,10 +56,21 @@ def test_verify_says_when_no_canary_runs(api: Api, operator: Operator, space: st
     assert code == 2 and "no such PDDeployment" in err
 
 
-def test_a_quota_that_takes_no_job_is_named(api: Api, operator: Operator, spaces: list[str]) -> None:
-    space = spaces[1]
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "no-jobs", "namespace": space}}
-    api.create({**quota, "spec": {"hard": {"count/jobs.batch": "0"}}})
-    api.create(state.pdd(space, "chat", verification="Required"))
-    found = waits.condition(api, space, "chat", "HandoffVerified", "False", "CanaryForbidden", timeout=90)
-    assert "no-jobs" in waits.conditions(found)["HandoffVerified"]["message"], waits.describe(found)
+def test_a_change_of_the_router_is_asked_about_when_it_is_through(api: Api, operator: Operator, spaces: list[str]) -> None:
+    """The case of the new canary names pods of the new router only."""
+    space = spaces[2]
+    api.create(state.pdd(space, "chat", verification="Advisory"))
+    first = waits.until("a canary that ended", lambda: slice_of(api, space, "chat").get("canary"), timeout=90)
+    api.merge("PDDeployment", space, "chat", {"spec": {"router": {"type": "vllm-router"}}})
+
+    def asked() -> list[Object]:
+        return [j for j in jobs(api, space, "chat") if j["metadata"]["labels"]["pdserve.dev/about"] != first["about"]]
+
+    (job,) = waits.until("a canary of the new router", asked, timeout=90)
+    env = job["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"]
+    case = Case.model_validate_json(env)
+    named = {url.split("//")[1].split(":")[0] for url in case.routers}
+    assert case.router == "vllm-router" and named
+    fresh = state.pods(api, space, "chat", component="router")
+    assert all("vllm-router" in p["spec"]["containers"][0]["command"] for p in fresh)
+    assert named <= {p["status"].get("podIP") for p in fresh}, "the old router was asked"

@@ -208,6 +208,18 @@ def test_a_serving_slice_whose_canary_fails_is_not_ready_and_keeps_serving() -> 
     assert conditions(status)["Ready"]["reason"] == "NoTransfer"
 
 
+@pytest.mark.parametrize("seen", [GOOD, BAD])
+def test_a_change_that_is_not_through_yet_is_not_asked_about(seen: Evidence) -> None:
+    snapshot = job(up(front=seen is GOOD), 1, seen)
+    status = build_status(snapshot, make_plan(snapshot))
+    routers = tuple(c for c in snapshot.children if c.name.endswith(f"-{ROUTER}"))
+    rolling = tuple(replace(c, generation=c.generation + 1) for c in routers)
+    changed = replace(snapshot, status=status, spec=make_spec({**REQUIRED, "router": {"type": "vllm-router"}}))
+    assert len(make_plan(changed).canaries) == 1
+    others = tuple(c for c in snapshot.children if c not in routers)
+    assert not make_plan(replace(changed, children=(*others, *rolling))).canaries
+
+
 def test_a_change_of_the_router_is_proven_again_while_the_slice_serves() -> None:
     snapshot = job(up(front=True), 1, GOOD)
     status = build_status(snapshot, make_plan(snapshot))

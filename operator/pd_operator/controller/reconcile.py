@@ -105,8 +105,9 @@ class Reconciler:
                 plan = make_plan(snapshot)
                 self._assume(snapshot, plan)
             else:
-                plan = self._await_watch(snapshot, await self._try(snapshot, plan, bundle), bundle)
-                plan = await self._start_canaries(plan, bundle)
+                plan = await self._try(snapshot, plan, bundle)
+                changed = self._changed(snapshot, bundle)
+                plan = self._await_watch(plan, changed) if changed else await self._start_canaries(plan, bundle)
         self.roster.put(snapshot, plan)
         status = await self._write_status(obj, build_status(snapshot, plan))
         if plan.refusal is not None:
@@ -151,7 +152,10 @@ class Reconciler:
         return plan
 
     async def _start_canaries(self, plan: Plan, bundle: Bundle) -> Plan:
-        """Create Jobs. One that exists already was made by the pass before, which the watch has not shown yet."""
+        """Create Jobs. One that exists already was made by the pass before, which the watch has not shown yet.
+
+        Not in a pass that changed a workload: what the snapshot shows as ready is then about to go.
+        """
         if plan.refusal is not None:
             return plan
         try:
@@ -166,17 +170,20 @@ class Reconciler:
             return replace(plan, canary_refused=f"the API server takes no Job: {exc.message}")
         return plan
 
-    def _await_watch(self, snapshot: Snapshot, plan: Plan, bundle: Bundle) -> Plan:
-        """A workload that was written after the snapshot is not up to date because the snapshot shows its old pods ready.
+    def _changed(self, snapshot: Snapshot, bundle: Bundle) -> list[str]:
+        """Workloads that were written after the snapshot: it shows their old pods."""
+        known = {(c.kind, c.name): int(c.resource_version) for c in snapshot.children if c.kind in WORKLOADS}
+        written = {(m["kind"], m["metadata"]["name"]): m for stage in bundle.stages for m in stage if m["kind"] in WORKLOADS}
+        return [name for (kind, name), m in written.items() if self._applier.version(m) > known.get((kind, name), 0)]
+
+    def _await_watch(self, plan: Plan, changed: Sequence[str]) -> Plan:
+        """A workload that was just written is not up to date because the snapshot shows its old pods ready.
 
         Without this the status of a new generation would say so until the next reconcile (kstatus: Current, and then not).
         """
-        known = {(c.kind, c.name): int(c.resource_version) for c in snapshot.children if c.kind in WORKLOADS}
-        written = {(m["kind"], m["metadata"]["name"]): m for stage in bundle.stages for m in stage if m["kind"] in WORKLOADS}
-        newer = [name for (kind, name), m in written.items() if self._applier.version(m) > known.get((kind, name), 0)]
-        if plan.rollout.reason is not Reason.UPDATED or not newer:
+        if plan.rollout.reason is not Reason.UPDATED:
             return plan
-        return replace(plan, rollout=replace(plan.rollout, reason=Reason.ROLLING_OUT, message=f"{newer[0]} was changed"))
+        return replace(plan, rollout=replace(plan.rollout, reason=Reason.ROLLING_OUT, message=f"{changed[0]} was changed"))
 
     async def _apply(self, snapshot: Snapshot, plan: Plan, bundle: Bundle) -> None:
         """Writes in an order from which a crash after any of them leads to the same end (invariant I9)."""

@@ -132,8 +132,8 @@ def _canaries(
     waits: list[float] = []
     for slice_ in rollout.slices:
         record, parts = known.get(slice_.name, Record(slice_.name)), workloads.get(slice_.name, {})
-        # What serves is asked again when a change of it is through; what waits in the dark, as soon as it could serve.
-        ready = complete(parts) if record.proven else usable(parts)
+        # What was asked before is asked again when a change of it is through; what is new, as soon as it could serve.
+        ready = complete(parts) if record.proven or (record.trial and record.trial.about != about) else usable(parts)
         due = due_in(record, about, snapshot.now) if slice_.revision == revision and slice_.replicas is not None and ready else None
         if due is not None and due > 0:
             waits.append(due)

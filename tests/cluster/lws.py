@@ -43,12 +43,7 @@ def install(cluster: Cluster) -> None:
 def _install(cluster: Cluster, crds: tuple[str, ...]) -> None:
     for file in tools.module_files(NAME, MODULE, crds):
         cluster.kubectl("apply", "--server-side", "-f", str(file), timeout=60)
-
-    def served() -> bool | str:
-        said = cluster.kubectl("get", "leaderworkersets", "-A", check=False)  # `kubectl wait` fails on a CRD without any condition
-        return "error" not in said.lower() or f"wait: {said.strip()[-200:]}"
-
-    wait_for("LeaderWorkerSets to be served", served, timeout=60, interval=0.5)
+    cluster.kubectl("wait", f"crd/{CRD}", "--for=condition=Established", "--timeout=60s", timeout=70)
 
 
 @contextmanager

@@ -46,9 +46,7 @@ def apply(
         return (counts[0], counts[1]), limits
     if bounds.gpus_of(*counts) > bounds.max_gpus:
         share = split((counts[0], counts[1]), claims, bounds, law)
-        detail = _cap(bounds) or (
-            f"maxGPUs is {bounds.max_gpus}; {counts[0]} prefill and {counts[1]} decode need {bounds.gpus_of(*counts)}"
-        )
+        detail = f"{_cap(bounds)}; {counts[0]} prefill and {counts[1]} decode need {bounds.gpus_of(*counts)}"
         for i in (0, 1):
             if share[i] < counts[i]:
                 limits[i].append(Limit(Reason.MAX_GPUS, counts[i], share[i], detail))
@@ -57,8 +55,7 @@ def apply(
 
 
 def _cap(bounds: Bounds) -> str:
-    """What a shared budget leaves; its numbers move only when replicas do."""
-    return f"{bounds.shared}; {bounds.max_gpus} are for this one" if bounds.shared else ""
+    return f"{bounds.shared}; {bounds.max_gpus} are for this one" if bounds.shared else f"maxGPUs is {bounds.max_gpus}"
 
 
 def split(counts: Pair, claims: tuple[Claim, Claim], bounds: Bounds, law: Law) -> Pair:
@@ -133,7 +130,7 @@ def _into_free(
         free -= granted * gpus[i]
         if granted < rise:
             allowed = counts[i] - rise + granted
-            detail = _cap(bounds) or f"{max(0, free)} of {cap} GPUs are free while others drain"
-            limits[i].append(Limit(Reason.MAX_GPUS, counts[i], allowed, detail))
+            left = f"{max(0, free)} of {cap} GPUs are free while others drain"
+            limits[i].append(Limit(Reason.MAX_GPUS, counts[i], allowed, f"{bounds.shared}; {left}" if bounds.shared else left))
             counts[i] = allowed
     return counts[0], counts[1]

@@ -26,7 +26,7 @@ from cluster.process import Processes
 from cluster.progress import say, wait_for
 
 MODULE = "sigs.k8s.io/lws"
-CRD = "leaderworkersets.leaderworkerset.x-k8s.io"
+_LIST = "leaderworkerset.x-k8s.io/v1/leaderworkersets?limit=1"
 NAME = "lws"
 # Its controller does not start without the second CRD, of a kind that nothing here uses.
 _CRDS = tuple(f"config/crd/bases/{name}.yaml" for name in (
@@ -43,7 +43,12 @@ def install(cluster: Cluster) -> None:
 def _install(cluster: Cluster, crds: tuple[str, ...]) -> None:
     for file in tools.module_files(NAME, MODULE, crds):
         cluster.kubectl("apply", "--server-side", "-f", str(file), timeout=60)
-    cluster.kubectl("wait", f"crd/{CRD}", "--for=condition=Established", "--timeout=60s", timeout=70)
+
+    def served() -> bool | str:  # `kubectl wait` fails on a CRD that has no condition yet
+        said = cluster.kubectl("get", "--raw", f"/apis/{_LIST}", check=False)
+        return '"LeaderWorkerSetList"' in said or f"wait: {said.strip()[-200:]}"
+
+    wait_for("LeaderWorkerSets to be served", served, timeout=60, interval=0.5)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ _USERS = {
     "kube-proxy": ("system:kube-proxy", ""),
     "coredns": ("pdd-coredns", "system:masters"),
     "kwok": ("pdd-kwok", "system:masters"),
+    "lws": ("pdd-lws", "system:masters"),
 }
 
 

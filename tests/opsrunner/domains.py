@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import manifests
 from cluster.handle import Cluster
 from cluster.kwok import DOMAIN_LABEL, FakeNodes
 from opsrunner import state, waits
 from opsrunner.api import Api, Object
-from pd_operator.core.names import DEPLOYMENT, ROLE, SLICE
+from pd_operator.core.names import DEPLOYMENT, ROLE, SLICE, WORKER
 
 POOL = "test.pdserve.dev/pool"
 GPU = "nvidia.com/gpu"
@@ -65,7 +66,8 @@ class Pool:
         pod: Mapping[str, Any] | None = None,
         **placement: Any,
     ) -> Object:
-        """A PDDeployment on these nodes, created; `pod` is merged into the spec of its engine pods."""
+        """A PDDeployment on these nodes, created; `pod` is merged into the spec of its engine pods, `spec` is a merge patch."""
+        patch = placement.pop("spec", {})
         template = {"spec": {"nodeSelector": {POOL: self.name}, **(pod or {})}}
         roles = {
             role: {"replicas": count, "template": template, "resources": {"limits": {GPU: each}}}
@@ -73,7 +75,7 @@ class Pool:
         }
         domain = {"topologyKey": DOMAIN_LABEL, **placement.pop("domain", {})}
         spec = {**roles, "router": {"replicas": 1}, "placement": {"transferDomain": domain, **placement}}
-        return self.api.create(state.pdd(self.namespace, name, **spec))
+        return self.api.create(state.pdd(self.namespace, name, **manifests.merge(spec, patch)))
 
     def foreign(self, name: str, node: str, gpus: int) -> None:
         """Somebody else's pod, straight onto a node."""
@@ -91,7 +93,8 @@ class Pool:
         for pod in self.engines(name):
             if node := pod["spec"].get("nodeName"):
                 labels = pod["metadata"]["labels"]
-                found.setdefault(labels[SLICE], []).append((labels[ROLE], self._nodes[node]))
+                part = labels.get(ROLE) or f"{labels[WORKER]} worker"
+                found.setdefault(labels[SLICE], []).append((part, self._nodes[node]))
         return {slice_: sorted(places) for slice_, places in sorted(found.items())}
 
     def crossings(self, pods: list[Object]) -> dict[str, set[str]]:
@@ -99,7 +102,7 @@ class Pool:
         seen: dict[str, set[str]] = {}
         for pod in pods:
             labels, node = pod["metadata"].get("labels", {}), pod["spec"].get("nodeName")
-            if node in self._nodes and ROLE in labels and DEPLOYMENT in labels:
+            if node in self._nodes and (ROLE in labels or WORKER in labels) and DEPLOYMENT in labels:
                 seen.setdefault(labels[SLICE], set()).add(self._nodes[node])
         return {slice_: domains for slice_, domains in seen.items() if len(domains) > 1}
 

@@ -272,7 +272,9 @@ def test_while_paused_every_group_keeps_its_template() -> None:
         children = [c for c in base.children if (c.kind == GROUP_KIND) is there or not c.name.endswith("-decode")]
         snapshot = replace(base, children=tuple(children) if there else ())
         (made,) = builders.manifests(render(snapshot, make_plan(snapshot)), GROUP_KIND)
-        assert made["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"]["partition"] == partition
+        config = made["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"]
+        assert config["partition"] == partition
+        assert (config["maxSurge"], config["maxUnavailable"]) == ((0, 1) if partition else ("25%", "25%"))
 
 
 def test_a_pool_that_is_made_anew_does_not_count_a_role_twice() -> None:

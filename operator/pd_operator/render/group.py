@@ -42,6 +42,8 @@ def manifest(
     surge, unavailable = (rollout.max_surge, rollout.max_unavailable) if rollout.type == "RollingUpdate" else (0, "100%")
     # Groups below the partition keep the template that they have; paused, that is all of them.
     held = replicas if rollout.paused and snapshot.child(GROUP_KIND, workload(slice_.name, role)) else 0
+    if held:  # groups of a surge lie above the partition and would be made (measured, LWS 0.9.0); both 0 is refused
+        surge, unavailable = 0, 1
     labels = slice_labels(snapshot.name, "engine", slice_.name, slice_.revision) | {ROLE: role}
     body = {
         "replicas": replicas,

@@ -75,6 +75,16 @@ def test_what_is_free_waits_for_the_higher_priority() -> None:
     assert gpus(allocate(SIXTEEN, [high, mid, low])) == {"high": 8, "mid": 2, "low": 4}
 
 
+def test_who_gives_more_than_it_takes_waits_for_what_it_takes() -> None:
+    """A decode replica that goes holds its 4 GPUs while it drains: the prefill replica beside it has to find one that is free."""
+    swaps = auto("swaps", (2, 1), (1, 2), gpus=(1, 4))
+    full = Member("t/full", (0, 7), (1, 1), given="Static")
+    assert gpus(allocate(SIXTEEN, [swaps, full])) == {"swaps": 9}
+    assert gpus(allocate(Budget("prod", 17), [swaps, full])) == {"swaps": 9}  # not due: two less are wanted than held
+    drained = auto("swaps", (2, 1), (1, 1), gpus=(1, 4))
+    assert gpus(allocate(SIXTEEN, [drained, full])) == {"swaps": None}
+
+
 def test_minimums_above_the_budget_are_named_and_everybody_has_its_minimum() -> None:
     members = [auto(name, (4, 4), (3, 3), least=(3, 3)) for name in ("a", "b", "c")]
     shares = allocate(SIXTEEN, members)

@@ -72,7 +72,7 @@ def split(counts: Pair, claims: tuple[Claim, Claim], bounds: Bounds, law: Law) -
     p = min(max(p, floor_p), (cap - floor_d * gd) // gp)
     p = min(counts[0], max(p, (cap - counts[1] * gd) // gp))
     d = min(counts[1], (cap - p * gp) // gd)
-    return p, d
+    return min(counts[0], (cap - d * gd) // gp), d  # what is too small for one more decode may do for a prefill
 
 
 def _floors(counts: Pair, claims: tuple[Claim, Claim], bounds: Bounds, cap: int) -> Pair:

@@ -84,11 +84,11 @@ def allocate(budget: Budget, members: Sequence[Member], unseen: Sequence[str] = 
     for member in sorted((m for m in members if not m.given), key=_order):
         target = targets[member.name]
         asked = member.size(_above(member.wanted, member.base))
-        if member.size(target) < member.size(member.current):
+        if target != member.wanted and member.size(target) < member.size(member.current):
             kept = _kept(member)
             gpus = max(member.size(target), member.size(kept))
-            limited = target != member.wanted
-        else:
+            limited = True
+        else:  # also who gives more than it takes: what it takes has to be free now
             due = min(asked, max(0, member.size(target) - member.size(member.base)))
             granted, free = min(due, free), max(0, free - due)  # what it is due waits for it: nobody after it takes that
             gpus = member.held + granted

@@ -26,6 +26,7 @@ WORDS = "prefill decode cache block token router engine server request stream an
 REAL_ONLY: dict[str, str] = {
     "metrics/*/vllm:estimated_*": "FLOP and bandwidth estimates of a real model; the stand-in has none",
     "metrics/cache/lmcache_mp_l1_chunk_*": "ages of chunks: histograms of a sample of 1 %, so they may or may not appear",
+    "metrics/cache/lmcache_mp_l0_block_*": "ages of engine blocks: histograms of a sample of 1 %, so they may or may not appear",
     "metrics/cache/lmcache_mp_real_reuse_gap*": "reuse of chunks: histograms of a sample of 1 %, so they may or may not appear",
     "calls/cache_status/shape/*context_meta/*": "keys are the random numbers of engine instances",
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from cluster.progress import wait_for
 from cluster.tools import tool
 
 
@@ -72,6 +73,22 @@ class Cluster:
         """`kubectl apply -f -` of these documents."""
         scope = ["-n", namespace] if namespace else []
         return self.kubectl("apply", *scope, "-f", "-", stdin=yaml.safe_dump_all(documents), timeout=timeout)
+
+    def established(self, *crds: str, timeout: float = 30) -> None:
+        """Wait until these CRDs are served. `kubectl wait` fails at once on one whose conditions are still null."""
+
+        def served() -> bool | str:
+            found = [self.json("get", "crd", name) for name in crds]
+            met = {
+                (f["metadata"]["name"], c["type"])
+                for f in found
+                for c in f["status"].get("conditions") or ()
+                if c["status"] == "True"
+            }
+            late = [name for name in crds if (name, "Established") not in met]
+            return not late or f"wait: not yet {', '.join(late)}"
+
+        wait_for(f"CRDs {', '.join(crds)} to be established", served, timeout=timeout, interval=0.2)
 
     def service_account_kubeconfig(self, namespace: str, name: str, path: Path, *, duration_s: int = 7200) -> Path:
         """A kubeconfig at `path` that acts as this ServiceAccount (created when missing; it has no rights unless you bind some)."""

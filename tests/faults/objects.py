@@ -20,9 +20,8 @@ RESOURCES = {"limits": {"nvidia.com/gpu": 1}}
 def install_crds(cluster: Cluster) -> None:
     """Both CRDs, waited for."""
     documents = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("*.yaml"))]
-    cluster.apply(*documents)
-    names = [f"crd/{document['metadata']['name']}" for document in documents]
-    cluster.kubectl("wait", "--for=condition=Established", *names, "--timeout=30s", timeout=40)
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump_all(documents))
+    cluster.established(*(document["metadata"]["name"] for document in documents))
 
 
 def deployment(namespace: str, name: str = "chat") -> dict[str, Any]:

@@ -69,9 +69,7 @@ def test_monitors_rules_and_dashboards_are_what_the_prometheus_operator_s_crds_a
     names = [yaml.safe_load(file.read_text())["metadata"]["name"] for file in crds]
     control_plane.kubectl("apply", "--server-side", *(f"--filename={file}" for file in crds))
     try:
-        control_plane.kubectl(
-            "wait", "--for=condition=Established", *(f"crd/{name}" for name in names), "--timeout=30s", timeout=40
-        )
+        control_plane.established(*names)
         parts = ("podMonitor", "servingMonitors", "recordingRules", "alerts", "dashboards")
         manifests = render(namespace, "namespaced", crds=False, on=parts)
         mine = [d for d in yaml.safe_load_all(manifests) if d and d["kind"] in ("PodMonitor", "PrometheusRule", "ConfigMap")]

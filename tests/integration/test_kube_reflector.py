@@ -13,7 +13,7 @@ import pytest
 
 from faults.objects import LABELS, pod, service, until
 from faults.proxy import FOREVER, Fault, FaultProxy
-from pd_operator.core.names import MANAGED_SELECTOR
+from pd_operator.core.names import COMPONENT, MANAGED_SELECTOR, REVISION_COMPONENT
 from pd_operator.core.observed import ChildFact, PodFact
 from pd_operator.kube import client as client_module
 from pd_operator.kube.client import KubeClient
@@ -281,7 +281,7 @@ async def test_large_objects_pass(client: KubeClient, namespace: str) -> None:
         revision = {
             "apiVersion": "apps/v1",
             "kind": "ControllerRevision",
-            "metadata": {"namespace": namespace, "name": "big", "labels": LABELS},
+            "metadata": {"namespace": namespace, "name": "big", "labels": LABELS | {COMPONENT: REVISION_COMPONENT}},
             "data": {"template": "x" * 1_000_000},
             "revision": 7,
         }

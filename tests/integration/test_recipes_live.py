@@ -88,7 +88,7 @@ def test_keda_s_objects_are_accepted_and_lead_to_the_pools(kwok_cluster: Cluster
     (file,) = module_files("crds", "github.com/kedacore/keda/v2", (KEDA_CRD,))
     kwok_cluster.kubectl("apply", "--server-side", "-f", str(file))
     try:
-        kwok_cluster.kubectl("wait", "--for=condition=Established", "crd/scaledobjects.keda.sh", "--timeout=30s", timeout=40)
+        kwok_cluster.established("scaledobjects.keda.sh")
         scaled = documents("keda.md")
         apply = ("apply", "--server-side", "--validate=strict", "-n", space, "-f", "-")
         kwok_cluster.kubectl(*apply, stdin=yaml.safe_dump_all(scaled))

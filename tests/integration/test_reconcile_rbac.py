@@ -22,6 +22,9 @@ pytest_plugins = ("opsrunner.fixtures",)
 
 RBAC, APPS, OURS = "rbac.authorization.k8s.io", "apps", "pdserve.dev"
 LATER = "prune deletes a child that another version of the operator does not render any more; this one renders these always"
+CANARIES = "these objects run none; those of test_chart_rights.py do"
+# Who has a name that we want? Asked for after a first write that was refused, or where a namespace is full of strangers: seldom.
+TAKEN = "get"
 # Granted, and not seen in the audit log of this scenario: why it is granted all the same.
 UNSEEN: dict[Right, str] = {
     (
@@ -30,7 +33,8 @@ UNSEEN: dict[Right, str] = {
         "update",
     ): "asked for by the admission plugin OwnerReferencesPermissionEnforcement, off here",
     ("networking.k8s.io", "networkpolicies", "delete"): LATER,
-    ("policy", "poddisruptionbudgets", "delete"): LATER,
+    ("batch", "jobs", "create"): CANARIES,
+    ("batch", "jobs", "delete"): CANARIES,
     ("", "serviceaccounts", "delete"): LATER,
     (RBAC, "roles", "delete"): LATER,
     (RBAC, "rolebindings", "delete"): LATER,
@@ -152,7 +156,7 @@ def test_every_right_is_used(world: World) -> None:
     worked = chart.used(world.calls)
     assert worked <= world.install.rights | {(*LEASES, verb) for verb in ("get", "create", "update")}, "a right that is not granted"
     if world.profile == "cluster-wide":
-        unseen = world.install.rights - worked
+        unseen = {right for right in world.install.rights - worked if right[0] == OURS or right[2] != TAKEN}
         assert unseen == set(UNSEEN), f"granted and not used: {sorted(unseen - set(UNSEEN))}; used: {sorted(set(UNSEEN) - unseen)}"
         print(f"{len(world.install.rights)} rights granted, {len(world.install.rights - unseen)} used")
 

@@ -19,9 +19,7 @@ PLURALS = {"PDDeployment": "pddeployments", "PDPool": "pdpools"}
 def install_crds(cluster: Cluster) -> None:
     """Apply both CRDs and wait at most 30 s until they are served."""
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump_all(crds()))
-    cluster.kubectl(
-        "wait", "--for=condition=Established", "--timeout=30s", *(f"crd/{crd['metadata']['name']}" for crd in crds()), timeout=40
-    )
+    cluster.established(*(crd["metadata"]["name"] for crd in crds()))
 
 
 class Server:

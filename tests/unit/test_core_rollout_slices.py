@@ -67,6 +67,13 @@ def test_a_slice_that_serves_nobody_goes_at_once() -> None:
     assert states(plan)["1"] == ("Removing", False)
 
 
+def test_what_replaces_a_slice_that_serves_nobody_does_not_start_in_the_dark() -> None:
+    """Its routers would be rolled at once, and the new pod of a router may land where nothing starts it."""
+    lost = Slice(Site(Kind.FLOATING, KEY), [None], ["c0"], index=1)
+    _, plan = plan_of(Slice(pinned("a"), ["a0"], ["a1"], ready=False, front=False), lost, changes={})
+    assert states(plan) == {"0": ("Serving", True), "1": ("Removing", False)}
+
+
 def test_slices_of_a_new_revision_come_up_dark_beside_all_of_the_old_one() -> None:
     old = [Slice(pinned(d), [f"{d}0"], [f"{d}1"], index=n, revision=OLD) for n, d in enumerate("ab")]
     _, plan = plan_of(*old)

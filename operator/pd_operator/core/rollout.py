@@ -103,14 +103,15 @@ def _own(
 ) -> RolloutPlan:
     """Only slices of the current revision exist: a further one joins the front door when it is complete and proven."""
     workloads = snapshot.deployments()
-    fronted = {s for s, parts in workloads.items() if has_front(parts.get(ROUTER))}
+    stays, going = _leave(snapshot, targets, leaving)
+    ends = {s.name for s in going}  # what goes now is nobody to wait for, or routers would start dark only to be rolled at once
+    fronted = {s for s, parts in workloads.items() if s not in ends and has_front(parts.get(ROUTER))}
     lit = _lit(snapshot, targets, gate)
     slices = []
     for target in targets:
         alone = not fronted - {target.name}  # nobody else serves: do not wait in the dark for the last replica
         front = target.name in lit and (alone or target.name in fronted or complete(workloads.get(target.name, {}), target.placed))
         slices.append(_target(target, revision, State.SERVING if front else State.DARK, front=front))
-    stays, going = _leave(snapshot, targets, leaving)
     ending = [s.name for s in (*stays, *going)]
     return RolloutPlan((*slices, *stays, *going), *_own_progress(snapshot, targets, ending, lacking, gate))
 

@@ -38,19 +38,20 @@ def deaths(plane: Cluster, api: Api, space: str, operator: Operator) -> Iterator
     with ExitStack() as stack:
         gone, silent = (stack.enter_context(pool(plane, api, space, name)) for name in ("gone", "silent"))
         gone.add("n", 4, per_domain=2, gpus=1)
-        gone.pdd("gone")
+        gone.pdd("gone", spec={"router": {"template": {"spec": {"nodeSelector": {POOL: "gone"}}}}})  # not on the hand-made node
         hand = _hand_made(silent)
         silent.add("n", 3, per_domain=1, gpus=1)
         _domains(silent, {"n-0": "n-d0", "n-1": "spare", "n-2": "spare"})  # of two that fit the first by name is taken
         silent.pdd("silent")
         waits.until("the pods of both", lambda: all(len(p.engines(p.name)) == 2 for p in (gone, silent)))
-        _run(plane, waits.until("a pod on the hand-made node", lambda: _on(api, space, hand)))
+        _run(plane, waits.until("an engine on the hand-made node", lambda: _on(api, space, hand, "engine")))
         _route_through(plane, api, space, hand)
         for each in (gone, silent):
             each.ready(each.name)
         slices = {p.name: next(iter(p.places(p.name))) for p in (gone, silent)}
         assert {d for _, d in gone.places("gone")[slices["gone"]]} == {gone.node("n-d0")}
         assert {d for _, d in silent.places("silent")[slices["silent"]]} == {silent.node("n-d0")}
+        _fill(plane, hand, len(_on(api, space, hand)))
         plane.kubectl("delete", "node", gone.node("n-0"), "--wait=false")
         for pod in _on(api, space, hand):  # as an eviction would; its kubelet is not there to end them
             plane.kubectl("delete", "pod", pod["metadata"]["name"], "-n", space, "--grace-period=1", "--wait=false")
@@ -79,8 +80,16 @@ def _domains(silent: Pool, domains: dict[str, str]) -> None:
         silent.known(silent.api.merge("Node", None, silent.node(node), {"metadata": {"labels": label}}))
 
 
-def _on(api: Api, space: str, node: str) -> list[Object]:
-    return [p for p in api.list("Pod", space) if p["spec"].get("nodeName") == node]
+def _on(api: Api, space: str, node: str, component: str = "") -> list[Object]:
+    pods = api.list("Pod", space, f"{COMPONENT}={component}" if component else "")
+    return [p for p in pods if p["spec"].get("nodeName") == node]
+
+
+def _fill(plane: Cluster, node: str, pods: int) -> None:
+    """It holds the pods that it has and takes no more: it says for 40 s yet that it is ready, and nobody would run a new router."""
+    amounts = {"pods": str(pods)}
+    status = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
+    plane.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", status)
 
 
 def _run(plane: Cluster, pods: list[Object]) -> None:
@@ -103,7 +112,7 @@ def _route_through(plane: Cluster, api: Api, space: str, hand: str) -> None:
             plane.kubectl("delete", "pod", router["metadata"]["name"], "-n", space, "--grace-period=0", "--force")
 
     def moved() -> list[Object]:
-        return [p for p in _on(api, space, hand) if p["metadata"]["labels"].get(COMPONENT) == "router"]
+        return _on(api, space, hand, "router")
 
     waits.until("the router on the hand-made node", moved)
     plane.kubectl("uncordon", *others)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.handle import Cluster
 from demo import stack
+from pd_operator.core.scaling.record import parse
+from pd_simulate.cli import main as simulate
 from served import Served
 from traffic.load import steady
 
 pytestmark = pytest.mark.timeout(600)  # with the cluster, and the images when they are not in the cache
 TICK = 5  # seconds
+LOG = "/tmp/decisions.jsonl"
 STREAMS = 10  # at once; one decode replica runs BATCH of them
 BATCH = 3
 STEP = "0.05"  # seconds a token
@@ -26,14 +30,20 @@ IDLE = 30.0  # seconds: many ticks, and far less than the down window of 300 s
 
 @pytest.fixture(scope="module")
 def fast(install: Cluster) -> Iterator[Cluster]:
-    """The operator with a tick of 5 s; the other tests get it back as it was."""
-    upgrade(install, f"signals.tickSeconds={TICK}")
+    """The operator with a tick of 5 s and a decision log; the other tests get it back as it was."""
+    upgrade(install, f"signals.tickSeconds={TICK},log.decisions={LOG}")
     yield install
-    upgrade(install, "signals.tickSeconds=15")
+    upgrade(install, "signals.tickSeconds=15,log.decisions=")
+
+
+def decisions(cluster: Cluster) -> list[str]:
+    """The decision log of the operator's pod."""
+    read = ["exec", "deploy/pd-operator", "-n", stack.INSTALL_NAMESPACE, "--", "python3", "-c", f"print(open({LOG!r}).read())"]
+    return [line for line in cluster.kubectl(*read).splitlines() if line]
 
 
 def upgrade(cluster: Cluster, setting: str) -> None:
-    """Change one chart value of the install."""
+    """Change chart values of the install."""
     arguments = ["upgrade", "pd-operator", str(stack.CHART), "--namespace", stack.INSTALL_NAMESPACE, "--reuse-values"]
     done = stack.helm(cluster, *arguments, "--set", setting, "--wait", "--timeout", "120s")
     assert done.returncode == 0, done.stderr
@@ -51,7 +61,9 @@ def active(served: Served, role: str) -> tuple[str, str]:
     return next(((c["status"], c["message"]) for c in conditions if c["type"] == "ScalingActive"), ("", ""))
 
 
-async def test_decode_that_is_short_gets_replicas_and_prefill_does_not(fast: Cluster, served: Served) -> None:
+async def test_decode_that_is_short_gets_replicas_and_prefill_does_not(
+    fast: Cluster, served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bounds = {"prefill": {"maxReplicas": 3}, "decode": {"maxReplicas": 3}}
     slow = {"args": [f"--max-num-seqs={BATCH}"], "env": [{"name": "STANDIN_DECODE_BASE_S", "value": STEP}]}
     served.apply(scaling={"mode": "Auto", **bounds}, decode=slow, router={"replicas": 1})
@@ -83,6 +95,16 @@ async def test_decode_that_is_short_gets_replicas_and_prefill_does_not(fast: Clu
     assert not load.failed, load.summary()
     events = served.cluster.kubectl("get", "events.events.k8s.io", "-n", served.namespace, "-o", "jsonpath={.items[*].reason}")
     assert "ScaledDecode" in events and "ScaledPrefill" not in events
+    replays(decisions(fast), f"{served.namespace}/{served.name}", tmp_path, capsys)
+
+
+def replays(lines: list[str], name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's decisions, decided again by the simulator's command, are the same byte for byte."""
+    assert any(parse(line).name == name and parse(line).decision.decode.desired > 1 for line in lines)
+    (folder / "decisions.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    capsys.readouterr()
+    assert simulate(["replay", str(folder / "decisions.jsonl")]) == 0
+    assert capsys.readouterr().out == f"{len(lines)} decisions agree\n"
 
 
 def _known(served: Served) -> bool:

@@ -9,162 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from typing import Any, cast
 
 import pytest
 
 from cluster.handle import Cluster
-from opsrunner import state, waits
-from opsrunner.api import Api, Object
-from opsrunner.inprocess import Process, Rig, Tap
+from opsrunner import waits
+from opsrunner.api import Api
 from opsrunner.recording import Recording
-from pd_operator.controller.loop import Key
-from pd_operator.controller.scaling import ScalingLoop
-from pd_operator.core.scaling.readings import Signal
+from opsrunner.scaled import MAX, SCALING, Live, assert_owners, decoding, history, live, owners
 from pd_operator.core.scaling.record import parse, replay
-from pd_operator.kube.client import KubeClient
-from pd_operator.kube.events import EventRecorder
 from pd_operator.signals.fleet import Deployment
-from pd_operator.signals.load import Load, nothing
+from pd_operator.signals.load import nothing
 from pd_operator.signals.scrape import PodScrape
-from pd_operator.signals.source import Source
 from standin.local import Local, Running, handoff
 
 pytest_plugins = ("opsrunner.fixtures",)
 pytestmark = pytest.mark.timeout(180)
-
-MAX = 6
-SCALING: dict[str, Any] = {"mode": "Auto", "prefill": {"maxReplicas": MAX}, "decode": {"maxReplicas": MAX}}
-QUIET = {
-    "prompt_rate": 10_000.0, "request_rate": 5.0, "queued_tokens": 0.0, "prefill_rate": 10_000.0, "prefill_seconds": 0.5,
-    "running": 100.0, "handoff_waiting": 0.0, "decode_starts": 5.0, "kv_tokens": 100_000.0, "kv_capacity": 250_000.0,
-    "output_tokens": 300.0, "itl": 0.03, "prefill_latency": 0.1, "ttft": 0.3,
-}  # fmt: skip
-
-
-def decoding(requests: float) -> Load:
-    """A load with so many requests in decode, of which one replica does 170."""
-    changes = {"running": requests, "kv_tokens": requests * 1000}
-    return Load(**{name: Signal.of(value) for name, value in {**QUIET, **changes}.items()})
-
-
-class Told:
-    """A source that says what the test says, of every object that scales."""
-
-    def __init__(self, keys: Callable[[], list[Key]]) -> None:
-        self.load, self._keys = decoding(100), keys
-
-    async def read(self, now: float) -> Mapping[Key, Load]:
-        return dict.fromkeys(self._keys(), self.load)
-
-    async def run(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class Live:
-    """One object, its Reconciler and its scaling loop; time passes when the test says so."""
-
-    def __init__(self, rig: Rig, api: Api, space: str, name: str) -> None:
-        self.rig, self.api, self.key = rig, api, (space, name)
-        self.now, self.lines = time.time(), list[str]()
-        self.tap = Tap(rig.client)
-        self.restart()
-
-    def restart(self, source: Source | None = None) -> None:
-        """A new process, which remembers nothing."""
-        self.process = Process(self.rig.reconciler(self.tap), self.rig.stores)
-        roster = self.process.reconciler.roster
-        self.told = Told(lambda: [e.key for e in roster.entries()])
-        self.source: Source = source or self.told
-        client = cast(KubeClient, self.tap)
-        self.loop = ScalingLoop(
-            client, self.rig.stores, roster, self.source, EventRecorder(client, "scaling-live"),
-            is_leader=lambda: True, enqueue=lambda key: None, log=self.lines.append, clock=lambda: self.now,
-        )  # fmt: skip
-
-    async def settle(self) -> None:
-        """Reconcile until nothing is left to do."""
-        await self.rig.drive(self.key, self.tap, process=self.process, timeout=60)
-
-    async def passes(self, done: Callable[[], bool]) -> None:
-        """Reconcile until `done`, where the object does not come to rest."""
-        async with asyncio.timeout(60):
-            while not await asyncio.to_thread(done):
-                await self.process.reconciler.reconcile(self.key)
-                await asyncio.sleep(0.05)
-
-    async def tick(self, load: Load | None = None, count: int = 1, settle: bool = True) -> None:
-        """Scaling ticks of 15 s, each followed by what its writes bring about."""
-        self.told.load = load or self.told.load
-        for _ in range(count):
-            await self.shown()
-            await self.loop.once()
-            self.now += 15
-            if settle:
-                await self.settle()
-
-    async def shown(self) -> None:
-        """Wait until the watch shows the pools as they are."""
-        async with asyncio.timeout(20):
-            for role in ("prefill", "decode"):
-                version = int((await asyncio.to_thread(self.pool, role))["metadata"]["resourceVersion"])
-                while True:
-                    fact = self.rig.stores.children.get("PDPool", self.key[0], f"{self.key[1]}-{role}")
-                    if fact is not None and int(fact.resource_version) >= version:
-                        break
-                    await asyncio.sleep(0.02)
-
-    async def edit(self, **spec: Any) -> None:
-        """Merge into the user's spec, and settle."""
-        await asyncio.to_thread(self.api.merge, "PDDeployment", *self.key, {"spec": spec})
-        await self.settle()
-
-    def pool(self, role: str = "decode") -> Object:
-        return self.api.must_get("PDPool", self.key[0], f"{self.key[1]}-{role}")
-
-    def workload(self, role: str = "decode") -> Object:
-        (found,) = (
-            obj for (_, name), obj in state.children(self.api, *self.key, ("Deployment",)).items() if name.endswith(f"-{role}")
-        )
-        return found
-
-    def counts(self) -> tuple[int, int, int, int]:
-        """Numbers of both pools, and replicas of both workloads."""
-        pools = [self.pool(role)["spec"].get("replicas") for role in ("prefill", "decode")]
-        return (*pools, *(self.workload(role)["spec"]["replicas"] for role in ("prefill", "decode")))  # type: ignore[return-value]
-
-    def condition(self, type_: str, role: str = "decode") -> tuple[str, str]:
-        found = waits.conditions(self.pool(role))[type_]
-        return found["status"], found["reason"]
-
-
-@contextlib.asynccontextmanager
-async def live(cluster: Cluster, api: Api, space: str, name: str, **spec: Any) -> AsyncIterator[Live]:
-    """An object that scales, up and running."""
-    async with Rig(cluster.kubeconfig) as rig:
-        await asyncio.to_thread(api.create, state.pdd(space, name, **{"scaling": SCALING, "router": {"replicas": 1}, **spec}))
-        made = Live(rig, api, space, name)
-        await made.settle()
-        yield made
-
-
-def owners(pool: Object) -> list[tuple[str, str]]:
-    """Who owns spec.replicas: (manager, operation)."""
-    entries = pool["metadata"]["managedFields"]
-    return [
-        (e["manager"], e["operation"])
-        for e in entries
-        if "f:replicas" in e.get("fieldsV1", {}).get("f:spec", {}) and e.get("subresource", "") in ("", "scale")
-    ]
-
-
-def assert_owners(pool: Object) -> None:
-    """Somebody owns the number, and never an apply of ours: an apply that leaves it out would remove it."""
-    assert owners(pool) and ("pd-operator", "Apply") not in owners(pool), owners(pool)
 
 
 async def test_modes_never_move_the_number(kwok_cluster: Cluster, api: Api, space: str) -> None:
@@ -176,14 +37,14 @@ async def test_modes_never_move_the_number(kwok_cluster: Cluster, api: Api, spac
             assert bounds == {"minReplicas": 1, "maxReplicas": MAX}
             await it.tick(decoding(400), 2)
             assert it.counts() == (1, 3, 1, 3) and it.condition("ScalingActive") == ("True", "Deciding")
-            assert_owners(it.pool())
+            assert owners(it.pool()) == [("pd-operator", "Update")]
 
             await it.edit(scaling={"mode": "External"})
             assert it.counts() == (1, 3, 1, 3) and it.condition("ScalingActive") == ("False", "External")
             kwok_cluster.kubectl("scale", "pdp/modes-decode", "-n", space, "--replicas=5")
             await it.tick(decoding(900), 2)
             assert it.counts() == (1, 5, 1, 5) and it.pool()["status"]["desiredReplicas"] == 6
-            assert_owners(it.pool())
+            assert owners(it.pool()) == [("kubectl", "Update")]
 
             await it.edit(scaling={"mode": "Auto"})
             await it.tick(decoding(700), 2)  # needs 5
@@ -193,6 +54,7 @@ async def test_modes_never_move_the_number(kwok_cluster: Cluster, api: Api, spac
             await it.tick(decoding(1000), 2)
             assert it.counts() == (1, 5, 1, 5) and it.pool()["status"]["desiredReplicas"] == 6
             assert it.condition("ScalingActive") == ("False", "Advisory")
+            assert owners(it.pool()) == [("kubectl", "Update")]
 
             await it.edit(scaling=None)
             assert it.counts() == (1, 5, 1, 5) and it.condition("ScalingActive") == ("False", "Static")
@@ -205,19 +67,8 @@ async def test_modes_never_move_the_number(kwok_cluster: Cluster, api: Api, spac
             await it.tick(decoding(600))
             assert it.counts() == (1, 4, 1, 4)
             assert_owners(it.pool())
-            waits.until("the watch", lambda: _history(recording, "decode")[-1:] == [4])
-    assert _history(recording, "decode") == [1, 3, 5, 4] and _history(recording, "prefill") == [1]
-
-
-def _history(recording: Recording, role: str) -> list[int]:
-    """Replicas that Deployments of a role ever asked for, one after the other."""
-    seen: list[int] = []
-    for event in recording.events("Deployment"):
-        if event.name.endswith(f"-{role}") and event.type != "DELETED":
-            count = event.object["spec"]["replicas"]
-            if seen[-1:] != [count]:
-                seen.append(count)
-    return seen
+            waits.until("the watch", lambda: history(recording, "modes", "decode")[-1:] == [4])
+    assert history(recording, "modes", "decode") == [1, 3, 5, 4] and history(recording, "modes", "prefill") == [1]
 
 
 async def test_a_number_that_is_removed_comes_back(kwok_cluster: Cluster, api: Api, space: str) -> None:
@@ -305,12 +156,14 @@ async def test_a_replica_that_finds_no_node_is_no_reason_to_ask_for_more(kwok_cl
             return any(p.scheduling_reason == "Unschedulable" for p in key.by_owner(space, "full"))
 
         await it.passes(blocked)
-        for _ in range(5):
-            await it.tick(decoding(900), settle=False)
+        # Decode is full and cannot grow, so prompts queue: prefill for them would only hold more KV.
+        for queue in (0, 0, 0, 200_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000):
+            await it.tick(decoding(200, handoff_waiting=100, queued_tokens=queue), settle=False)
             await it.process.reconciler.reconcile(it.key)
         assert it.counts() == (1, 2, 1, 2)
         assert it.condition("ScalingLimited") == ("True", "NoCapacity")
-        assert it.condition("ScalingLimited", "prefill")[1] != "NoCapacity"
+        assert it.condition("ScalingLimited", "prefill") == ("True", "GatedByDecode")
+        assert parse(it.lines[-1]).decision.prefill.wanted > 2
 
 
 async def test_an_unchanged_world_is_not_written_and_a_restart_remembers(kwok_cluster: Cluster, api: Api, space: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monitor.pages import Pages
+from monitor.pages import Pages, job
 from monitor.pods import Pod, deployment
 from monitor.prometheus import Prometheus as Server
 from pd_operator.core.scaling.readings import Quality
@@ -53,12 +53,6 @@ class Engines:
         """So many handoffs, one after the other, each with a prompt of its own."""
         for n in range(count):
             handoff(self.prefill, self.decode, prompt=f"{n} {time.monotonic_ns()} {PROMPT}", max_tokens=output)
-
-
-def job(name: str, url: str, pod: Pod) -> dict[str, Any]:
-    """A scrape job whose target labels are those of the contract."""
-    static = {"targets": [url.removeprefix("http://")], "labels": pod.labels()}
-    return {"job_name": name, "scrape_interval": "500ms", "scrape_timeout": "400ms", "static_configs": [static]}
 
 
 @pytest.fixture(scope="module")

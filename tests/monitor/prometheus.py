@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -23,10 +24,10 @@ START_LIMIT_S = 20.0
 
 
 class Prometheus:
-    """As a context. `past` is text in OpenMetrics format with time stamps (seconds)."""
+    """As a context. `past` is text in OpenMetrics format with time stamps (seconds); `configuration` is that of the next start."""
 
     def __init__(self, configuration: Mapping[str, Any], past: str = "", arguments: Sequence[str] = ()) -> None:
-        self._configuration = configuration
+        self.configuration = configuration
         self._past = past
         self._arguments = arguments
         self.url = f"http://127.0.0.1:{free_port()}"
@@ -40,9 +41,20 @@ class Prometheus:
             argv = ["tsdb", "create-blocks-from", "openmetrics", str(folder / "past"), str(data)]
             done = subprocess.run([str(tool("promtool")), *argv], capture_output=True, text=True, timeout=400)
             assert done.returncode == 0, done.stderr
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(self._configuration)))
         self._log = (folder / "log").open("w+")
-        argv = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={data}"]
+        return self.start()
+
+    def configure(self, configuration: Mapping[str, Any]) -> None:
+        """Take another configuration, as a reload does."""
+        self.configuration = configuration
+        (Path(self._folder.name) / "prometheus.yml").write_text(yaml.safe_dump(dict(configuration)))
+        self._process.send_signal(signal.SIGHUP)
+
+    def start(self) -> Prometheus:
+        """Start the process; after `kill`, on the same port and data."""
+        folder = Path(self._folder.name)
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(self.configuration)))
+        argv = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
         argv += [f"--web.listen-address={self.url.removeprefix('http://')}", *self._arguments]
         self._process = subprocess.Popen([str(tool("prometheus")), *argv], stdout=self._log, stderr=self._log, cwd=folder)
         deadline = time.monotonic() + START_LIMIT_S
@@ -53,9 +65,13 @@ class Prometheus:
             time.sleep(0.05)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def kill(self) -> None:
+        """SIGKILL, as a node that dies would."""
         self._process.kill()
         self._process.wait(timeout=10)
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
         self._log.close()
         self._folder.cleanup()
 

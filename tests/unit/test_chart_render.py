@@ -44,6 +44,7 @@ RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
     ("networking.k8s.io", "networkpolicies"): CHILD,
     ("leaderworkerset.x-k8s.io", "leaderworkersets"): CHILD,  # spec.*.nodes
     ("gateway.networking.k8s.io", "httproutes"): CHILD,  # spec.gateway
+    ("autoscaling", "horizontalpodautoscalers"): frozenset({"list", "watch"}),  # two writers of one number are named
     ("", "pods"): frozenset({"list", "watch"}),
     ("", "secrets"): frozenset({"get"}),
     ("", "configmaps"): frozenset({"get"}),

@@ -8,6 +8,7 @@ from typing import Any
 from builders import deep, pod, serving
 from test_scaling_loop import BUSY, SCALING, World, load, show, snapshot_of
 
+from pd_operator.core.names import ROLES
 from pd_operator.core.plan import make_plan
 from pd_operator.core.scaling.record import parse, replay
 from pd_operator.core.scaling.shared import Budget
@@ -36,7 +37,7 @@ def test_the_higher_priority_gets_what_there_is_and_the_other_is_told_who_holds_
     assert world.server.scaled == [("demo", "high-decode", 3)] and world.number("decode", "low") == 1
     status, reason, message = condition(world, "low", "ScalingLimited")
     assert (status, reason) == ("True", "MaxGPUs")
-    assert message == "budget prod has 6 GPUs; demo/high (priority 5) holds 4; 2 are for this one; 1 prefill and 3 decode need 4"
+    assert message == "budget prod has 6 GPUs; demo/high (priority 5) holds 4; 2 are for this one"
     assert condition(world, "high", "ScalingLimited", priority=5)[0] == "False"
     assert world.roster.budgets == {"prod": (6, 6)}
     assert [d for line in world.lines for d in replay(line)] == []
@@ -87,10 +88,41 @@ def test_pods_of_an_object_that_was_not_read_yet_stop_every_rise() -> None:
     world.stores.pods.put("pods", ("demo", "new-0"), stranger)
     world.tick(2, BUSY)
     assert world.server.scaled == []
-    assert "demo/new holds some and was not read yet" in condition(world, "auto", "ScalingLimited")[2]
+    assert "demo/new holds some, and nobody has read yet how many" in condition(world, "auto", "ScalingLimited")[2]
     world.put(replace(serving(deep(SCALING, {"scaling": None})), name="new", uid="uid-new"))
     world.tick(1)
     assert world.server.scaled == [("demo", "auto-decode", 3)]
+
+
+def test_a_deleted_object_holds_its_gpus_until_its_pods_are_gone() -> None:
+    world = World(at("auto", 0), at("old", 0), budgets=[Budget("prod", 5)])
+    world.tick(1)
+    world.roster.forget(("demo", "old"))
+    for role in ROLES:
+        world.stores.children.remove("pools", ("PDPool", "demo", f"old-{role}"))
+    world.tick(1, BUSY)
+    assert world.server.scaled == [("demo", "auto-decode", 2)]  # 1 + 1 of old, and 1 + 2
+    assert "demo/old (deleted) holds 2" in condition(world, "auto", "ScalingLimited")[2]
+    for one in world.stores.pods.by_owner("demo", "old"):
+        world.stores.pods.remove("pods", (one.namespace, one.name))
+    world.tick(1)
+    assert world.server.scaled[-1] == ("demo", "auto-decode", 3)
+    world.roster.forget(("demo", "another"))
+    assert [h.key for h in world.roster.holders()] == [("demo", "auto")]
+
+
+def test_a_replica_that_spans_nodes_holds_the_gpus_of_all_of_them() -> None:
+    """Suspended: its two leaders still end, and each stands for two nodes of one GPU."""
+    world = World(at("auto", 0), budgets=[Budget("prod", 6)])
+    for n in range(2):
+        leader = pod("feedbeef", "decode", n)
+        leader = replace(leader, name=f"wide-{n}", labels={**leader.labels, "pdserve.dev/deployment": "wide"}, deleting=True)
+        world.stores.pods.put("pods", ("demo", leader.name), leader)
+    wide = deep(SCALING, {"scaling": None, "suspend": True, "decode": {"nodes": 2, "parallelism": {"tensor": 2}}})
+    world.put(replace(serving(wide), name="wide", uid="uid-wide"))
+    world.tick(2, BUSY)
+    assert world.server.scaled == []
+    assert "demo/wide (suspended) holds 4" in condition(world, "auto", "ScalingLimited")[2]
 
 
 def test_a_refused_spec_is_counted_with_what_it_ran_before() -> None:

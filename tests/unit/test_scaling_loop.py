@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import aiohttp
@@ -217,6 +217,28 @@ def test_uneven_traffic_is_told_after_enough_ticks_and_survives_a_restart() -> N
     world.tick(1, replace(load(), requests={"a": Signal.of(5.0), "b": Signal.of(5.0)}))
     again = world.roster.scaled(entry.key, entry.uid)
     assert again is not None and again.uneven == told.uneven  # one tick takes nothing back
+
+
+def test_unknown_says_since_when_and_once_it_is_known_forgets() -> None:
+    world = World()
+    world.tick(2, BUSY)
+
+    def told() -> str:
+        there = replace(snapshot_of(), scaled=world.roster.scaled(("demo", "chat"), "uid-chat"))
+        status = build_pool_status(there, make_plan(there), "decode", {}, 1)
+        return str(next(c for c in status["conditions"] if c["type"] == "ScalingActive")["message"])
+
+    begin = world.now
+    world.pages.fault = "unknown"
+    world.tick(5)
+    at = datetime.fromtimestamp(begin, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert told().startswith(f"the number is kept since {at}: not known: running")
+    world.pages.fault = ""
+    world.tick(1, BUSY)
+    assert told() == "follows what arrives, runs and waits"
+    world.pages.fault = "unknown"
+    world.tick(1)
+    assert at not in told() and "the number is kept since " in told()
 
 
 @pytest.mark.parametrize("mode", ["External", "Advisory"])

@@ -90,6 +90,10 @@ The spec of a PDDeployment is never written: no verb but get, list and watch on 
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [get, list, watch, create, patch, delete]
+# Two writers of one number are named; an HPA is never written.
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [list, watch]
 # The router's Role holds list and watch on pods: nobody may grant what he does not hold.
 - apiGroups: [""]
   resources: [pods]
@@ -124,6 +128,6 @@ leaseName: {{ include "pd-operator.lease" . | quote }}
 httpPort: 8081
 logLevel: {{ .Values.log.level | upper }}
 signals: {{ toJson .Values.signals }}
-budgets: {{ toJson .Values.budgets }}
+budgets: {{ toJson (.Values.budgets | default list) }}
 decisionLog: {{ .Values.log.decisions | quote }}
 {{- end -}}

@@ -63,8 +63,8 @@ def _member(asked: Asked) -> Member:
     gpus = _pair({role: gpus_of(entry.spec, role) for role in ROLES})
     scaling = entry.spec.scaling
     priority = scaling.priority if scaling else 0
-    if entry.mode != "Auto" or scaling is None:
-        return Member(_name(entry.key), gpus, there, draining, priority, given=entry.mode)
+    if entry.mode != "Auto" or scaling is None or entry.yields:
+        return Member(_name(entry.key), gpus, there, draining, priority, given="an HPA" if entry.yields else entry.mode)
     decision, learned = record.decision, record.learned
     return Member(
         _name(entry.key),
@@ -99,8 +99,9 @@ def _others(budget: Budget, known: set[Key], roster: Roster, stores: Stores, now
         if holder is None:
             unseen += [_name(key)] if pods else []
             continue
-        live = {role: -(-sum(p.labels.get(ROLE) == role and not p.deleting for p in pods) // holder.nodes[role]) for role in ROLES}
-        ends = {role: -(-sum(p.labels.get(ROLE) == role and p.deleting for p in pods) // holder.nodes[role]) for role in ROLES}
+        # One pod a replica: of a group that spans nodes only the leader has the role.
+        live = {role: sum(p.labels.get(ROLE) == role and not p.deleting for p in pods) for role in ROLES}
+        ends = {role: sum(p.labels.get(ROLE) == role and p.deleting for p in pods) for role in ROLES}
         there = _pair({role: max(live[role], holder.counts[role]) for role in ROLES})
         members.append(Member(_name(key), _pair(holder.gpus), there, _pair(ends), given=holder.mode))
     return members, unseen

@@ -18,12 +18,14 @@ from pd_operator.api.types import API_VERSION, PDDeploymentSpec
 from pd_operator.controller.applier import EXPECTATION, Applier
 from pd_operator.controller.object_metrics import Shown
 from pd_operator.controller.roster import Roster
+from pd_operator.core.autoscalers import REASON as AUTOSCALER_CONFLICT
+from pd_operator.core.autoscalers import news
 from pd_operator.core.capabilities import Refusal
 from pd_operator.core.compatibility import invalid
 from pd_operator.core.compatibility_model import Model, read_model
 from pd_operator.core.ledger import Need, Part
-from pd_operator.core.names import ROLES, WORKLOADS, Role, pool
-from pd_operator.core.observed import ChildFact
+from pd_operator.core.names import ROLE, ROLES, WORKLOADS, Role, pool
+from pd_operator.core.observed import AutoscalerFact, ChildFact
 from pd_operator.core.placement.requests import replica_shape
 from pd_operator.core.placing import uncounted
 from pd_operator.core.plan import Plan, make_plan
@@ -231,10 +233,16 @@ class Reconciler:
             install=self._install,
             server_version=self._server_version,
             missing_kinds=self._stores.missing_kinds(namespace),
+            autoscalers=self._autoscalers(namespace, name, children),
             scaled=self.roster.scaled((namespace, name), uid),
             evidence=self.roster.evidence((namespace, name), uid),
             model=model,
         )
+
+    def _autoscalers(self, namespace: str, name: str, children: Sequence[ChildFact]) -> tuple[AutoscalerFact, ...]:
+        """HPAs of its pools and of its engine workloads, whoever made them."""
+        targets = [pool(name, role) for role in ROLES] + [c.name for c in children if c.workload and c.labels.get(ROLE)]
+        return tuple(a for target in targets for a in self._stores.autoscalers.by_owner(namespace, target))
 
     def _images(self, spec: PDDeploymentSpec) -> dict[str, str]:
         """The user's image, else the install's table; LMCache also runs from the engine's image, which holds the same version."""
@@ -282,6 +290,10 @@ class Reconciler:
         status = build_pool_status(snapshot, plan, role, previous, child.generation)
         self.shown.put_pool((snapshot.namespace, snapshot.name), role, status)
         if status != {k: previous.get(k) for k in status}:
+            if note := news(previous.get("conditions") or (), status["conditions"]):
+                owner = {"namespace": snapshot.namespace, "name": snapshot.name, "uid": snapshot.uid}
+                reference = {"apiVersion": API_VERSION, "kind": "PDDeployment", "metadata": owner}
+                await self._recorder.event(reference, "Warning", AUTOSCALER_CONFLICT, f"{child.name}: {note}")
             metadata = {"name": child.name, "namespace": snapshot.namespace, "uid": child.uid}
             await self._client.apply_status({"apiVersion": API_VERSION, "kind": "PDPool", "metadata": metadata, "status": status})
         self._pool_status[key] = (child.uid, status)

@@ -10,6 +10,7 @@ from typing import Any
 from pd_operator.api.scalars import seconds
 from pd_operator.api.types import API_VERSION, PDDeploymentSpec
 from pd_operator.controller.loop import Key
+from pd_operator.core.autoscalers import conflict_of
 from pd_operator.core.evidence.watch import Evidence
 from pd_operator.core.names import COMPONENT, ROLE, ROLES, SLICE, Role
 from pd_operator.core.observed import PodFact, WorkloadFact
@@ -41,6 +42,7 @@ class Entry:
     uneven: str = ""  # what status says of that
     scales: bool = True
     watched: bool = True  # its evidence is; not with verification Disabled
+    yields: frozenset[Role] = frozenset()  # whose number an HPA writes although the mode is Auto
 
     @property
     def mode(self) -> Mode:
@@ -62,7 +64,6 @@ class Holder:
     mode: str  # Static, ...; or why it does not scale
     gpus: Mapping[Role, int]  # of one replica
     counts: Mapping[Role, int]  # replicas that it uses
-    nodes: Mapping[Role, int]  # pods of one replica
 
 
 class Roster:
@@ -75,6 +76,7 @@ class Roster:
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
         self._holders: dict[Key, Holder] = {}
+        self._gone: dict[Key, Holder] = {}  # deleted, and their pods may still end
         self.budgets: dict[str, tuple[int, int]] = {}
         self._entries: dict[Key, Entry] = {}
         self._scaled: dict[Key, tuple[str, Scaled]] = {}  # (uid, result)
@@ -85,6 +87,7 @@ class Roster:
         is watched as before."""
         key = snapshot.namespace, snapshot.name
         self._holders[key] = _holder(key, snapshot, plan, self._holders.get(key))
+        self._gone.pop(key, None)
         scales, watched = snapshot.spec.scaling is not None, snapshot.spec.verification != "Disabled"
         if plan.refusal is not None:
             old = self._entries.pop(key, None)
@@ -101,14 +104,17 @@ class Roster:
         rolling = any(w.updated < w.replicas for facts in engines.values() for w in facts if w)  # one role, inside its slices
         missing = {role: Missing(short[role], sum(_refused(w) for w in engines[role] if w)) for role in ROLES}
         moving = rolling or len(revisions) > 1
+        yields = frozenset(role for role in ROLES if (c := conflict_of(snapshot, role)) is not None and c.yields)
         shares = (plan.front.should, told(snapshot))
-        self._entries[key] = Entry(key, snapshot.uid, snapshot.spec, fronts, moving, missing, *shares, scales, watched)
+        self._entries[key] = Entry(key, snapshot.uid, snapshot.spec, fronts, moving, missing, *shares, scales, watched, yields)
 
     def forget(self, key: Key) -> None:
         """Drop an object that is gone."""
         self._entries.pop(key, None)
         self._scaled.pop(key, None)
-        self._holders.pop(key, None)
+        if (holder := self._holders.pop(key, None)) is not None:
+            self._gone[key] = replace(holder, mode="deleted", counts=dict.fromkeys(ROLES, 0))
+        self._gone = {k: h for k, h in self._gone.items() if self._stores.pods.by_owner(*k)}
         self._evidence.pop(key, None)
 
     def entries(self) -> list[Entry]:
@@ -123,8 +129,8 @@ class Roster:
         return [self._entries[key] for key in sorted(self._entries)]
 
     def holders(self) -> list[Holder]:
-        """All that a reconcile has seen, scaling or not."""
-        return list(self._holders.values())
+        """All that a reconcile has seen, scaling or not, and those that are deleted as long as they have pods."""
+        return [*self._holders.values(), *self._gone.values()]
 
     def scaled(self, key: Key, uid: str) -> Scaled | None:
         """What the last tick found for exactly this object."""
@@ -167,7 +173,7 @@ def _holder(key: Key, snapshot: Snapshot, plan: Plan, before: Holder | None) -> 
     mode = "refused" if plan.refusal is not None else "suspended" if spec.suspend else mode_of(spec)
     counts = {role: 0 if plan.refusal is not None else plan.pools[role].desired for role in ROLES}
     gpus = {role: gpus_of(spec, role) for role in ROLES}
-    return Holder(key, snapshot.uid, mode, gpus, counts, {role: spec.roles[role].nodes for role in ROLES})
+    return Holder(key, snapshot.uid, mode, gpus, counts)
 
 
 def _refused(workload: WorkloadFact) -> int:

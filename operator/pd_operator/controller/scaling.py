@@ -24,7 +24,7 @@ from pd_operator.core.observed import PodFact
 from pd_operator.core.pool_record import Needs, needs_of
 from pd_operator.core.pool_status import digest, sentence
 from pd_operator.core.scaled import LeadTime, Scaled, lead_text, lead_time, read_lead, replicas_of, restore, start_time
-from pd_operator.core.scaling.decision import Decision
+from pd_operator.core.scaling.decision import Decision, Reason
 from pd_operator.core.scaling.learned import Learned
 from pd_operator.core.scaling.record import make
 from pd_operator.core.scaling.shared import Budget, Share
@@ -72,6 +72,7 @@ class _Known:
     lead: dict[Role, LeadTime]
     starts: dict[str, float] = field(default_factory=dict)  # uid of a pod -> seconds, as first seen
     traffic: Traffic = field(default_factory=Traffic)
+    since: dict[Role, float] = field(default_factory=dict)  # when what a role needs ceased to be known
     told: dict[str, object] = field(default_factory=dict)  # the gist that a reconcile was asked for
 
     def see(self, pods: Sequence[PodFact]) -> None:
@@ -81,6 +82,12 @@ class _Known:
             mine = [self.starts[p.uid] for p in pods if p.labels.get(ROLE) == role and p.uid in self.starts]
             if (measured := lead_time(mine)) is not None:
                 self.lead[role] = measured
+
+    def miss(self, decision: Decision, now: float) -> dict[Role, float]:
+        """Since when the signals of a role are not known."""
+        unknown = [r for r in ROLES if any(limit.reason is Reason.SIGNALS_UNKNOWN for limit in decision.of(r).limits)]
+        self.since = {role: self.since.get(role, now) for role in unknown}
+        return dict(self.since)
 
 
 class ScalingLoop:
@@ -216,8 +223,9 @@ class ScalingLoop:
         except Exception:
             logger.exception("%s/%s is not scaled in this tick", *entry.key)
             return None
-        known, lead = draft.known, dict(draft.known.lead)
-        return _Ticked(entry, Scaled(now, record.decision, draft.unknown, lead, known.traffic.uneven, share.over, record))
+        known, lead, since = draft.known, dict(draft.known.lead), draft.known.miss(record.decision, now)
+        uneven = known.traffic.uneven
+        return _Ticked(entry, Scaled(now, record.decision, draft.unknown, lead, uneven, since, share.over, record))
 
     async def _recall(self, entry: Entry, now: float) -> _Known:
         """What is known of it: in memory, else in the status of its PDPools (after a start, or a change of leader)."""
@@ -238,7 +246,7 @@ class ScalingLoop:
         """Write what changes. A role whose write is refused leaves the other alone; the next tick decides anew."""
         for role in ROLES:
             answer = decision.of(role)
-            if answer.desired == pools[role]:
+            if answer.desired == pools[role] or role in entry.yields:
                 continue
             try:
                 async with self._limit:

@@ -23,7 +23,8 @@ import aiohttp
 import kopf
 
 from pd_operator.core.names import DEPLOYMENT, GROUP_KIND, MANAGED_SELECTOR, WORKLOADS
-from pd_operator.core.observed import ChildFact
+from pd_operator.core.observed import AutoscalerFact, ChildFact
+from pd_operator.kube.autoscalers import AutoscalerDecoder
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.facts import ChildDecoder, PodDecoder
 from pd_operator.kube.kinds import KINDS
@@ -60,6 +61,7 @@ def child_reflectors(
 ) -> list[Reflector[Any]]:
     """One reflector per kind that we create, and per watched namespace; each change enqueues the owner's key.
 
+    HPAs are nobody's children: one that scales a child of ours enqueues its owner, all others cost their bytes and no more.
     An optional kind that comes or goes enqueues every PDDeployment: any may have waited for it.
     """
 
@@ -75,6 +77,13 @@ def child_reflectors(
                 stores.ledger.child(owner, old, new)
                 break
         changed(old, new)
+
+    def autoscaler(old: AutoscalerFact | None, new: AutoscalerFact | None) -> None:
+        for fact in (old, new):
+            target = stores.children.get(fact.kind, fact.namespace, fact.target) if fact is not None else None
+            owner = owner_of(target) if target is not None else None
+            if owner is not None:
+                enqueue(owner)
 
     def absence(kind: str, namespace: str | None) -> Callable[[str], None]:
         def tell(why: str) -> None:
@@ -104,6 +113,8 @@ def child_reflectors(
                     on_absent=told,
                 )
             )
+        scalers, seen = stores.autoscalers, AutoscalerDecoder()
+        made.append(Reflector(client, "HorizontalPodAutoscaler", namespace, "", seen, scalers, autoscaler, timing=timing))
         made.append(Reflector(client, "Pod", namespace, MANAGED_SELECTOR, PodDecoder(), stores.pods, changed, timing=timing))
     return made
 

@@ -61,6 +61,18 @@ class PodFact:
 
 
 @dataclass(frozen=True, slots=True)
+class AutoscalerFact:
+    """A HorizontalPodAutoscaler, of whomever."""
+
+    namespace: str
+    name: str
+    group: str  # API group of what it scales
+    kind: str
+    target: str  # its name
+    scaled_object: str = ""  # of KEDA, that made it
+
+
+@dataclass(frozen=True, slots=True)
 class UsageFact:
     """What one bound pod of the cluster takes, and whose it is when it is an engine of ours."""
 

@@ -32,7 +32,7 @@ READ = ("Q", "R", "H", "ITL", "TTFT")  # inputs that are readings of this tick: 
 
 
 def pool_scaling(
-    mode: Mode, mine: PoolPlan, scaled: Scaled | None, previous: Mapping[str, Any], role: Role, short: int
+    mode: Mode, mine: PoolPlan, scaled: Scaled | None, previous: Mapping[str, Any], role: Role, short: int, conflict: str = ""
 ) -> dict[str, Any]:
     """desiredReplicas, lastDecision, learned and the two conditions of a pool's status.
 
@@ -40,7 +40,9 @@ def pool_scaling(
     """
     answer = scaled.decision.of(role) if scaled and mode != "Static" else None
     before = {str(c.get("type")): c for c in previous.get("conditions") or ()}
-    conditions = (_active(mode, scaled, answer), _limited(mine, answer, mode, short, scaled.over if scaled else ""))
+    type_ = PoolType.SCALING_ACTIVE
+    clash = Condition(type_, "False", "AutoscalerConflict", conflict) if conflict else None
+    conditions = (clash or _active(mode, scaled, answer), _limited(mine, answer, mode, short, scaled.over if scaled else ""))
     told: dict[str, Any] = {"desiredReplicas": answer.desired if answer else mine.desired}
     if scaled is None and mode != "Static":  # this process has not looked yet: what was told before stands
         conditions = (_kept(conditions[0], before, DECIDED[mode]), _kept(conditions[1], before, () if mode == "External" else LAW))
@@ -64,10 +66,13 @@ def _kept(condition: Condition, before: Mapping[str, Mapping[str, Any]], reasons
 
 
 def _settled(condition: Condition, before: Mapping[str, Any]) -> Condition:
-    """The message told before, where only numbers in it moved: ages and needs move with every tick, and are metrics."""
+    """The message told before, where only numbers in it moved: ages and needs move with every tick, and are metrics.
+
+    Those of a budget move when somebody's replicas do.
+    """
     message = str(before.get("message", ""))
     same = (before.get("status"), before.get("reason")) == (condition.status, str(condition.reason))
-    if same and NUMBER.sub("#", message) == NUMBER.sub("#", condition.message[:MAX_MESSAGE]):
+    if same and not message.startswith("budget ") and NUMBER.sub("#", message) == NUMBER.sub("#", condition.message[:MAX_MESSAGE]):
         return replace(condition, message=message)
     return condition
 
@@ -151,9 +156,9 @@ def _active(mode: Mode, scaled: Scaled | None, answer: RoleDecision | None) -> C
     if unknown is not None:
         nothing = not any(value is not None for name, value in answer.inputs.items() if name in READ)
         why = f"{unknown.detail}; {scaled.unknown}" if scaled.unknown else unknown.detail
-        return Condition(
-            type_, "False", "NoSeries" if nothing and scaled.unknown else "SignalsUnknown", f"the number is kept: {why}"
-        )
+        reason, since = "NoSeries" if nothing and scaled.unknown else "SignalsUnknown", scaled.since.get(answer.role)
+        kept = f"the number is kept{f' since {_instant(since)}' if since is not None else ''}"
+        return Condition(type_, "False", reason, f"{kept}: {why}")
     if mode == "Advisory":
         return Condition(type_, "False", "Advisory", "decides and reports in desiredReplicas; writes nothing")
     return Condition(type_, "True", "Deciding", "follows what arrives, runs and waits")

@@ -41,6 +41,7 @@ class Scaled:
     unknown: str = ""  # signals that are not known and why; "" when a decision rests on all of them
     lead: Mapping[Role, LeadTime] = field(default_factory=dict)
     uneven: str = ""  # which slice gets another share of the requests than it should; core/traffic.py
+    since: Mapping[Role, float] = field(default_factory=dict)  # when the signals that a role needs ceased to be known
     over: str = ""  # the budget that it shares, where minimums and pools that nobody may limit exceed it
     record: Record | None = None  # the decision with all that it was made from; a line of it costs more than to decide
 

@@ -14,7 +14,7 @@ from pd_operator.core.evidence.watch import Evidence
 from pd_operator.core.groups import rolling
 from pd_operator.core.ledger import Room
 from pd_operator.core.names import COMPONENT, DEPLOYMENT_KIND, GROUP_KIND, REVISION, ROLE, SLICE, WORKER, WORKLOADS, Role
-from pd_operator.core.observed import ChildFact, PodFact
+from pd_operator.core.observed import AutoscalerFact, ChildFact, PodFact
 from pd_operator.core.placement.capacity import ReplicaShape
 from pd_operator.core.scaled import Scaled
 
@@ -78,6 +78,7 @@ class Snapshot:
     shapes: Mapping[Role, ReplicaShape] = field(default_factory=dict)
     room: Room | None = None  # None: this install must not read nodes
     unseen: str = ""  # why node capacity says nothing about these pods; "" when it does
+    autoscalers: tuple[AutoscalerFact, ...] = ()  # those that scale its PDPools or workloads, by name
     scaled: Scaled | None = None  # what the last scaling tick decided
     evidence: Evidence | None = None  # what the last look at the counters found; None: none was made yet
     model: Model | Refusal | None = None  # spec.model.configMapRef, or why it cannot be read; None: there is none, or it is missing

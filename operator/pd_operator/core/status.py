@@ -8,6 +8,7 @@ from typing import Any
 
 from pd_operator.api.conditions import Condition, Reason, Type, merge
 from pd_operator.core import backpressure, diagnosis
+from pd_operator.core.autoscalers import conflict_of
 from pd_operator.core.capabilities import Refusal
 from pd_operator.core.evidence import told
 from pd_operator.core.exclusions import record
@@ -75,8 +76,10 @@ def build_pool_status(snapshot: Snapshot, plan: Plan, role: Role, previous: Mapp
     """Status of one PDPool; the selector matches one pod per replica, of all revisions."""
     workloads = _workloads(snapshot, role)
     ready, replicas = sum(w.ready for w in workloads), sum(w.replicas for w in workloads)
-    mode = mode_of(snapshot.spec)
-    scaling = pool_scaling(mode, plan.pools[role], snapshot.scaled, previous, role, plan.placing.short[ROLES.index(role)])
+    mode, short = mode_of(snapshot.spec), plan.placing.short[ROLES.index(role)]
+    conflict = conflict_of(snapshot, role)
+    clash = conflict.message if conflict else ""
+    scaling = pool_scaling(mode, plan.pools[role], snapshot.scaled, previous, role, short, clash)
     conditions = scaling.pop("conditions")
     status = {
         "observedGeneration": generation,

@@ -58,6 +58,9 @@ KINDS: dict[str, Kind] = {
         Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
         Kind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets", optional=True),
         Kind("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", optional=True),
+        Kind(
+            "autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", optional=True
+        ),  # an install may not read it
         Kind("", "v1", "Pod", "pods"),
         Kind("events.k8s.io", "v1", "Event", "events"),
         Kind("coordination.k8s.io", "v1", "Lease", "leases"),

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from pd_operator.core.ledger import Ledger
 from pd_operator.core.names import DEPLOYMENT
-from pd_operator.core.observed import ChildFact, PodFact
+from pd_operator.core.observed import AutoscalerFact, ChildFact, PodFact
 
 T = TypeVar("T")
 Key = tuple[str, ...]  # (namespace, name) or (kind, namespace, name)
@@ -124,6 +124,7 @@ class Stores:
     Attributes:
         children: every kind we apply, by (kind, namespace, name).
         pods: by (namespace, name).
+        autoscalers: HPAs of all people by (namespace, name); their owner is what they scale, (namespace, its name).
         deployments: keys of the PDDeployments that existed at the last list or event; a hint for the periodic resync, never
             a reason to delete anything.
         ledger: capacity of the nodes; None where this install must not read them.
@@ -132,6 +133,7 @@ class Stores:
 
     children: Store[ChildFact] = field(default_factory=lambda: Store[ChildFact](owner_of))
     pods: Store[PodFact] = field(default_factory=lambda: Store[PodFact](owner_of))
+    autoscalers: Store[AutoscalerFact] = field(default_factory=lambda: Store[AutoscalerFact](lambda a: (a.namespace, a.target)))
     deployments: set[Owner] = field(default_factory=set)
     ledger: Ledger | None = None
     absent: dict[tuple[str, str | None], str] = field(default_factory=dict)

@@ -46,7 +46,9 @@ def apply(
         return (counts[0], counts[1]), limits
     if bounds.gpus_of(*counts) > bounds.max_gpus:
         share = split((counts[0], counts[1]), claims, bounds, law)
-        detail = f"{_cap(bounds)}; {counts[0]} prefill and {counts[1]} decode need {bounds.gpus_of(*counts)}"
+        detail = _cap(bounds) or (
+            f"maxGPUs is {bounds.max_gpus}; {counts[0]} prefill and {counts[1]} decode need {bounds.gpus_of(*counts)}"
+        )
         for i in (0, 1):
             if share[i] < counts[i]:
                 limits[i].append(Limit(Reason.MAX_GPUS, counts[i], share[i], detail))
@@ -55,7 +57,8 @@ def apply(
 
 
 def _cap(bounds: Bounds) -> str:
-    return f"{bounds.shared}; {bounds.max_gpus} are for this one" if bounds.shared else f"maxGPUs is {bounds.max_gpus}"
+    """What a shared budget leaves; its numbers move only when replicas do."""
+    return f"{bounds.shared}; {bounds.max_gpus} are for this one" if bounds.shared else ""
 
 
 def split(counts: Pair, claims: tuple[Claim, Claim], bounds: Bounds, law: Law) -> Pair:
@@ -130,7 +133,7 @@ def _into_free(
         free -= granted * gpus[i]
         if granted < rise:
             allowed = counts[i] - rise + granted
-            left = f"{max(0, free)} of {cap} GPUs are free while others drain"
-            limits[i].append(Limit(Reason.MAX_GPUS, counts[i], allowed, f"{bounds.shared}; {left}" if bounds.shared else left))
+            detail = _cap(bounds) or f"{max(0, free)} of {cap} GPUs are free while others drain"
+            limits[i].append(Limit(Reason.MAX_GPUS, counts[i], allowed, detail))
             counts[i] = allowed
     return counts[0], counts[1]

@@ -19,7 +19,7 @@ ALERT = {
 _CHANGE = {
     Reason.GATED_BY_DECODE: "handoffs that wait less than half of what they may, for some ticks",
     Reason.MAX_REPLICAS: "a higher maxReplicas",
-    Reason.MAX_GPUS: "a higher maxGPUs, or less load on the other role",
+    Reason.MAX_GPUS: "a higher maxGPUs, or less load on the other role or on those that share the budget",
     Reason.NO_CAPACITY: "room for the replicas that cannot run",
     Reason.SIGNALS_UNKNOWN: "the missing signals",
     Reason.COOLDOWN: "time: a step down needs the lower need for the whole window",

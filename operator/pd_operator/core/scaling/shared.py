@@ -79,21 +79,20 @@ def allocate(budget: Budget, members: Sequence[Member], unseen: Sequence[str] = 
             spec cannot be read): until they are seen nobody rises.
     """
     targets, over = _targets(budget, members)
+    holders = _Holders(budget, members, unseen)
     free = 0 if unseen else max(0, budget.max_gpus - sum(m.held for m in members))
     shares: dict[str, Share] = {}
     for member in sorted((m for m in members if not m.given), key=_order):
         target = targets[member.name]
         asked = member.size(_above(member.wanted, member.base))
         if target != member.wanted and member.size(target) < member.size(member.current):
-            kept = _kept(member)
-            gpus = max(member.size(target), member.size(kept))
-            limited = True
-        else:  # also who gives more than it takes: what it takes has to be free now
+            gpus, limited = max(member.size(target), member.size(_kept(member))), True
+        else:  # it may fall by itself while its other role rises; that one waits for what drains as well
             due = min(asked, max(0, member.size(target) - member.size(member.base)))
             granted, free = min(due, free), max(0, free - due)  # what it is due waits for it: nobody after it takes that
             gpus = member.held + granted
             limited = granted < asked
-        detail = _detail(budget, members, unseen, member) if limited else ""
+        detail = holders.told_to(member) if limited else ""
         shares[member.name] = Share(max(gpus, member.size(member.least)) if limited else None, detail, over)
     return shares
 
@@ -175,12 +174,22 @@ def _next_role(member: Member, counts: Pair, free: int) -> int | None:
     return min(fits, key=lambda i: (counts[i] / member.wanted[i], i)) if fits else None
 
 
-def _detail(budget: Budget, members: Sequence[Member], unseen: Sequence[str], mine: Member) -> str:
-    """Which budget, and who else holds it: the higher priorities first."""
-    text = f"budget {budget.name} has {budget.max_gpus} GPUs"
-    if unseen:
-        return f"{text}; {', '.join(sorted(unseen)[:NAMED])} holds some and was not read yet"
-    others = sorted((m for m in members if m.name != mine.name and m.held), key=lambda m: (-m.priority, m.name))
-    told = [f"{m.name} ({m.given or f'priority {m.priority}'}) holds {m.held}" for m in others[:NAMED]]
-    more = [f"{len(others) - NAMED} more hold {sum(m.held for m in others[NAMED:])}"] if len(others) > NAMED else []
-    return f"{text}; {', '.join((*told, *more)) or 'nobody else holds any'}"
+class _Holders:
+    """Which budget, and who holds it: the higher priorities first. Sorted once for all messages of a tick."""
+
+    def __init__(self, budget: Budget, members: Sequence[Member], unseen: Sequence[str]) -> None:
+        self._text = f"budget {budget.name} has {budget.max_gpus} GPUs"
+        self._unseen = ", ".join(sorted(unseen)[:NAMED])
+        self._members = sorted((m for m in members if m.held), key=lambda m: (-m.priority, m.name))
+        self._held = sum(m.held for m in self._members)
+
+    def told_to(self, mine: Member) -> str:
+        """The message for one of them."""
+        if self._unseen:
+            return f"{self._text}; {self._unseen} holds some, and nobody has read yet how many"
+        others = [m for m in self._members[: NAMED + 1] if m.name != mine.name][:NAMED]
+        told = [f"{m.name} ({m.given or f'priority {m.priority}'}) holds {m.held}" for m in others]
+        count = len(self._members) - (mine.held > 0) - len(others)
+        if count:
+            told.append(f"{count} more hold {self._held - mine.held - sum(m.held for m in others)}")
+        return f"{self._text}; {', '.join(told) or 'nobody else holds any'}"

@@ -1,0 +1,198 @@
+"""What breaks while it serves has its name in minutes, on real pods with real routers; ordinary life has none.
+
+Several objects at once, each with load of its own: one is left in peace but for restarts, deletions and a scale-up, and the others
+are each broken in a way that no status code shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from cluster.handle import Cluster
+from demo import stack
+from served import Served
+from traffic import Load
+from traffic.load import connections
+
+SOAK = float(os.environ.get("PDD_SOAK_MINUTES", "2"))
+pytestmark = pytest.mark.timeout(900 + 60 * SOAK)
+TICK = 5  # seconds
+NAMED = 240.0  # seconds until a cause has its name, on a machine with much other work
+ONE = {"router": {"replicas": 1}}
+SPECS: dict[str, dict[str, Any]] = {
+    "calm": {"prefill": {"replicas": 2}, "decode": {"replicas": 2}, "router": {"replicas": 2}},
+    "silent": ONE,
+    "dying": {"router": {"replicas": 1, "type": "vllm-router"}},
+    "lease": ONE,
+    "cache": {**ONE, "lmcache": {"l1Size": "64Mi"}, "prefill": {"replicas": 2}},  # else the pair is lost with the pod's readiness
+}
+
+DISTURBANCES = ("decode pod deleted", "prefill engine crashes", "prefill scaled up", "prefill scaled down", "prefill pod deleted")
+
+
+@pytest.fixture(scope="module")
+def fast(install: Cluster) -> Iterator[Cluster]:
+    """The operator with a tick of 5 s; the other tests get it back as it was."""
+    _upgrade(install, f"signals.tickSeconds={TICK}")
+    yield install
+    _upgrade(install, "signals.tickSeconds=15")
+
+
+def _upgrade(cluster: Cluster, setting: str) -> None:
+    arguments = ["upgrade", "pd-operator", str(stack.CHART), "--namespace", stack.INSTALL_NAMESPACE, "--reuse-values"]
+    done = stack.helm(cluster, *arguments, "--set", setting, "--wait", "--timeout", "120s")
+    assert done.returncode == 0, done.stderr
+
+
+class Object(Served):
+    """One object of the test."""
+
+    def fault(self, role: str, **fault: Any) -> None:
+        """Set a fault of the stand-in on every pod of a role."""
+        for pod in self.pods(role):
+            url = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}:8000/proxy/standin/fault"
+            self.cluster.kubectl("create", "--raw", url, "-f", "-", stdin=json.dumps(fault))
+
+    def degraded(self) -> tuple[str, str, str]:
+        """Status, reason and message."""
+        found = self.condition("Degraded")
+        return found.get("status", ""), found.get("reason", ""), found.get("message", "")
+
+    def named(self, reason: str, limit: float = NAMED) -> str:
+        """Wait for Degraded with this reason; its message."""
+        self.until(f"{self.name}: Degraded {reason}", lambda: self.degraded()[1] == reason, limit)
+        return self.degraded()[2]
+
+    def verified(self) -> list[int]:
+        """verifiedReplicas of both roles."""
+        return [role["verifiedReplicas"] for role in self.object()["status"]["roles"]]
+
+    def accusations(self) -> list[str]:
+        """Events that say Degraded=True."""
+        events = self.cluster.json("get", "events.events.k8s.io", "-n", self.namespace)["items"]
+        mine = (e for e in events if e.get("regarding", {}).get("name") == self.name)
+        return [e["note"] for e in mine if "Degraded=True" in e.get("note", "")]
+
+
+@asynccontextmanager
+async def asking(loads: dict[str, Load]) -> AsyncIterator[None]:
+    """Two requests a second to each object until the body ends."""
+    stop = asyncio.Event()
+
+    async def ask(load: Load) -> None:
+        async with connections() as session:
+            while not stop.is_set():
+                await asyncio.gather(load.one(session, stream=True), asyncio.sleep(0.5))
+
+    tasks = [asyncio.create_task(ask(load)) for load in loads.values()]
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.gather(*tasks)
+
+
+async def disturb(calm: Object, minutes: float) -> list[str]:
+    """Ordinary life: pods deleted, engines that crash, scale-ups. Returns what was done."""
+    done: list[str] = []
+    end = asyncio.get_running_loop().time() + 60 * minutes
+    while asyncio.get_running_loop().time() < end:
+        for what in DISTURBANCES:
+            role = what.split()[0]
+            pods = await asyncio.to_thread(calm.pods, role)
+            if "scaled" in what:
+                count = 3 if "up" in what else 2
+                await asyncio.to_thread(calm.apply, **{**SPECS["calm"], "prefill": {"replicas": count}})
+            elif "deleted" in what:
+                name = pods[0]["metadata"]["name"]
+                await asyncio.to_thread(calm.cluster.kubectl, "delete", "pod", name, "-n", calm.namespace, "--wait=false")
+            else:
+                url = f"/api/v1/namespaces/{calm.namespace}/pods/{pods[-1]['metadata']['name']}:8000/proxy/standin/fault"
+                with suppress(Exception):  # it ends before it answers
+                    await asyncio.to_thread(calm.cluster.kubectl, "create", "--raw", url, "-f", "-", stdin='{"crash": true}')
+            done.append(what)
+            await asyncio.sleep(24)
+            if asyncio.get_running_loop().time() > end:
+                break
+    return done
+
+
+async def kill_server(cache: Object, name: str, stop: asyncio.Event) -> None:
+    """End a pod's LMCache server whenever it runs."""
+    while not stop.is_set():
+        await asyncio.to_thread(
+            cache.cluster.kubectl, "exec", name, "-n", cache.namespace, "-c", "lmcache", "--", "python3", "-c",
+            "import os; os.kill(1, 15)", check=False,
+        )  # fmt: skip
+        await asyncio.sleep(0.5)
+
+
+async def test_each_cause_has_its_name_and_ordinary_life_has_none(fast: Cluster, served: Served) -> None:
+    objects = {name: Object(fast, served.namespace, name) for name in SPECS}
+    for name, one in objects.items():
+        one.apply(**SPECS[name])
+    for one in objects.values():
+        await asyncio.to_thread(one.ready)
+    loads = {name: one.load(tokens=4) for name, one in objects.items()}
+    async with asking(loads):
+        for one in objects.values():  # both roles are proven by traffic alone
+            wanted = [SPECS[one.name].get(role, {}).get("replicas", 1) for role in ("prefill", "decode")]
+            await asyncio.to_thread(one.until, f"{one.name}: verified replicas", lambda o=one, w=wanted: o.verified() == w, NAMED)
+            assert one.degraded()[:2] == ("False", "AsExpected"), one.degraded()
+        life = asyncio.create_task(disturb(objects["calm"], SOAK))
+
+        (pod,) = objects["silent"].pods("prefill")
+        fast.kubectl("annotate", "pod", pod["metadata"]["name"], "-n", served.namespace, "smg.ai/kv-connector-")
+        objects["dying"].fault("prefill", refuse_transfer=True)
+        objects["lease"].fault("prefill", expire_leases=True)
+        stop = asyncio.Event()
+        victim = objects["cache"].pods("prefill")[0]["metadata"]["name"]
+        killing = asyncio.create_task(kill_server(objects["cache"], victim, stop))
+
+        told = {}
+        for name, reason in REASONS.items():
+            told[name] = await asyncio.to_thread(objects[name].named, reason)
+            print(f"\n{name}: {told[name]}")
+        stop.set()
+        await killing
+        _check(objects, loads, told, victim)
+
+        fast.kubectl("annotate", "pod", pod["metadata"]["name"], "-n", served.namespace, "smg.ai/kv-connector=NixlConnector")
+        objects["dying"].fault("prefill", refuse_transfer=False)
+        objects["lease"].fault("prefill", expire_leases=False)
+        for name in REASONS:
+            await asyncio.to_thread(objects[name].named, "AsExpected", NAMED + 120)
+        print(f"\n{await life}")
+        await asyncio.to_thread(objects["calm"].ready)
+    assert objects["calm"].accusations() == []
+    for name, reason in REASONS.items():
+        notes = objects[name].accusations()
+        assert len(notes) == 1, (name, reason, notes)  # named once: it does not flap
+
+
+REASONS = {"silent": "SilentFallback", "dying": "ReplicaNotTransferring", "lease": "LeaseExpired", "cache": "CacheDown"}
+
+
+def _check(objects: dict[str, Object], loads: dict[str, Load], told: dict[str, str], victim: str) -> None:
+    """Messages name the pod and the next step; nobody was answered with an error; a fallback is no transfer."""
+    pods = {name: {r: o.pods(r)[0]["metadata"]["name"] for r in ("prefill", "decode")} for name, o in objects.items()}
+    assert pods["silent"]["decode"] in told["silent"] and "smg.ai/kv-connector" in told["silent"]
+    assert pods["dying"]["decode"] in told["dying"] and "failed" in told["dying"]
+    assert pods["lease"]["prefill"] in told["lease"] and "leaseDuration" in told["lease"]
+    assert victim in told["cache"] and "lmcache" in told["cache"]
+    for name in ("silent", "dying", "lease"):
+        assert not loads[name].failed, f"{name}: {loads[name].summary()}"
+    status = objects["silent"].object()["status"]
+    assert status["handoff"]["fallbackRequests"] >= 5
+    assert [role["verifiedReplicas"] for role in status["roles"]] == [0, 0]
+    assert [role["readyReplicas"] for role in status["roles"]] == [1, 1]
+    moved = objects["silent"].total("decode", "vllm:nixl_bytes_transferred_count")
+    asked = objects["silent"].total("decode", 'vllm:request_success_total{finished_reason="length"}')
+    assert asked - moved >= 5

@@ -81,8 +81,8 @@ test: setup ## Everything: lint, unit, integration, e2e and the real engines, wi
 test-unit: tools ## Tests without a cluster (helm renders the chart).
 	$(PYTEST) -n auto --dist loadfile -m "not cluster and not nodes and not alone and not real"
 
-test-integration: tools ## Tests against a real API server, some with KWOK nodes.
-	$(PYTEST) -m "cluster and not nodes and not alone and not real"
+test-integration: tools ## Tests against a real API server, some with KWOK nodes; two workers, each with clusters of its own.
+	$(PYTEST) -n 2 --dist loadfile -m "cluster and not nodes and not alone and not real"
 
 test-e2e: images ## Tests with real kubelets, real routers and stand-in engines; the quick start; the test cluster itself.
 	$(PYTEST) -m "(nodes or alone) and not real"

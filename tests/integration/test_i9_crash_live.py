@@ -86,6 +86,12 @@ def each_once(make: Callable[[], Fault]) -> Decide:
     return decide
 
 
+def pools_unanswered(number: int, verb: str, what: str) -> Fault | None:
+    """Every write of a pool's status is made, and no answer comes."""
+    unheard = verb == "apply_status" and what.startswith("PDPool/")
+    return Fault(TimeoutError("the answer was lost"), performed=True) if unheard else None
+
+
 def storm(seed: int) -> Decide:
     """Three processes die: of what each has in flight then, any part is on the server."""
     chance = random.Random(seed)
@@ -174,7 +180,15 @@ async def test_many_crashes(kwok_cluster: Cluster, api: Api, space: str) -> None
     async with Rig(kwok_cluster.kubeconfig) as rig:
         cases = Cases(rig, api, space)
         storms = {f"storm {seed}": cases.case(lambda seed=seed: storm(seed)) for seed in range(4)}
-        found = await cases.compare({"each process does one write": cases.case(lambda: until(30, crash))} | storms)
+        others = {
+            "each process does one write": cases.case(lambda: until(30, crash)),
+            "pools unanswered": cases.case(
+                lambda: pools_unanswered
+            ),  # their counts rise in a rollout and come back to what they were
+        }
+        found = await cases.compare(others | storms)
+        unanswered = found["pools unanswered"].edited
+        assert unanswered and unanswered.faults >= 2  # up, and down again
         assert found["each process does one write"].made.run.crashes >= 18
 
 

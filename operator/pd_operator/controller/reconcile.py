@@ -294,6 +294,9 @@ class Reconciler:
                 owner = {"namespace": snapshot.namespace, "name": snapshot.name, "uid": snapshot.uid}
                 reference = {"apiVersion": API_VERSION, "kind": "PDDeployment", "metadata": owner}
                 await self._recorder.event(reference, "Warning", AUTOSCALER_CONFLICT, f"{child.name}: {note}")
+            # A write whose answer is lost may have been made: what was remembered before it may be neither what is there nor
+            # what is to be, and a count that comes back to it would never be written. The next pass asks the server.
+            self._pool_status.pop(key, None)
             metadata = {"name": child.name, "namespace": snapshot.namespace, "uid": child.uid}
             await self._client.apply_status({"apiVersion": API_VERSION, "kind": "PDPool", "metadata": metadata, "status": status})
         self._pool_status[key] = (child.uid, status)

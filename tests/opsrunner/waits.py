@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from opsrunner.api import Api, Object
+from pd_operator.core.names import DEPLOYMENT, ROLE
 
 T = TypeVar("T")
 TIMEOUT = 60.0  # seconds; a machine with other work on it takes several times what a quiet one does
@@ -80,6 +81,27 @@ def ready(api: Api, namespace: str, name: str, *, timeout: float = TIMEOUT) -> O
     found = _object(api, namespace, name, f"{namespace}/{name} to be Ready and up to date", done, timeout)
     until(f"the pools of {namespace}/{name} to say so", counted, timeout=20, show=lambda: describe(found))
     return found
+
+
+def looked(api: Api, namespace: str, name: str, *, timeout: float = 2 * TIMEOUT) -> Object:
+    """Wait until status tells a look at the evidence of all ready engine pods, where no pod has a page that proves anything.
+
+    A look every 15 s tells what changed since the one before. The first may come while pods are still starting, so that status
+    has evidence is not enough for an object to be at rest.
+    """
+
+    def told(obj: Object) -> bool:
+        pods = api.list("Pod", namespace, f"{DEPLOYMENT}={name},{ROLE}")
+        alive = [p for p in pods if not p["metadata"].get("deletionTimestamp")]
+        ready = sorted(p["metadata"]["name"] for p in alive if any(map(_is_ready, p.get("status", {}).get("conditions", []))))
+        handoff = (obj.get("status") or {}).get("handoff")
+        return handoff is not None and handoff.get("unverified", []) == ready
+
+    return _object(api, namespace, name, f"a look at the evidence of every engine of {namespace}/{name}", told, timeout)
+
+
+def _is_ready(condition: Object) -> bool:
+    return bool(condition["type"] == "Ready" and condition["status"] == "True")
 
 
 def _object(api: Api, namespace: str, name: str, what: str, test: Callable[[Object], bool], timeout: float) -> Object:

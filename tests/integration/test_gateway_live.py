@@ -241,7 +241,7 @@ def test_an_unchanged_world_costs_no_write(two: str, api: Api, space: str) -> No
         assert ("HTTPRoute", two) in versions
         return obj, versions
 
-    waits.until("the first look at its evidence", lambda: api.must_get("PDDeployment", space, two)["status"].get("handoff"))
+    waits.looked(api, space, two)
     waits.until("quiet", lambda: quiet(look), timeout=30)
     before = look()
     time.sleep(3)

@@ -63,7 +63,7 @@ def test_a_paused_rollout_holds_and_scales_and_costs_nothing(stuck: str, api: Ap
     def look() -> object:
         return api.must_get("PDDeployment", space, "held")["metadata"]["resourceVersion"], state.versions(api, space, "held")
 
-    waits.until("the first look at its evidence", lambda: api.must_get("PDDeployment", space, "held")["status"].get("handoff"))
+    waits.looked(api, space, "held")
     waits.until("quiet", lambda: _same(look), timeout=30)
     before = look()
     time.sleep(2)

@@ -236,9 +236,7 @@ def test_an_unchanged_world_costs_no_write(nodes: Pool, api: Api, space: str) ->
         return [*objects, state.versions(api, space, "fits"), state.versions(api, space, "waits")]
 
     for name in ("fits", "waits"):
-        waits.until(
-            "the first look at its evidence", lambda n=name: api.must_get("PDDeployment", space, n)["status"].get("handoff")
-        )
+        waits.looked(api, space, name)
     before = waits.until("quiet", lambda: _same(versions), timeout=30)
     for number in range(3):
         nodes.foreign(f"noise{number}", "n-0", 0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pd_operator.api.scalars import seconds
+from pd_operator.controller.cadence import while_leading
 from pd_operator.controller.loop import Key
 from pd_operator.controller.roster import Entry, Roster
 from pd_operator.core.evidence import told
@@ -21,7 +22,7 @@ from pd_operator.core.evidence.attainment import Objectives
 from pd_operator.core.evidence.counters import Counters
 from pd_operator.core.evidence.watch import Evidence, Record, Site, look, restore
 from pd_operator.core.names import ROLE, ROLES, SLICE, Role
-from pd_operator.core.scaled import LeadTime, lead_time, start_time
+from pd_operator.core.scaled import Starts
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.store import Stores
 from pd_operator.signals.source import Pages
@@ -40,8 +41,7 @@ class _Known:
     record: Record
     told: dict[str, Any]  # handoff and attainment as status would tell them
     gist: tuple[object, ...] = ()
-    starts: dict[str, float] = field(default_factory=dict)  # uid of a pod -> seconds to its being ready, as first seen
-    lead: dict[Role, LeadTime] = field(default_factory=dict)
+    starts: Starts = field(default_factory=Starts)
 
 
 class EvidenceLoop:
@@ -72,18 +72,13 @@ class EvidenceLoop:
         self._known: dict[Key, _Known] = {}
 
     async def run(self) -> None:
-        """A look every `tick` seconds until cancelled; one that is late is not made up for."""
-        due = time.monotonic()
-        while True:
-            due = max(due + self._tick, time.monotonic())
-            await asyncio.sleep(due - time.monotonic())
-            if not self._is_leader():
-                self._known.clear()  # another one looks now; what it told is read when we lead again
-                continue
-            try:
-                await self.once()
-            except Exception:
-                logger.exception("a look at the evidence failed; what was told stands")
+        """A look every `tick` seconds until cancelled."""
+        failed = "a look at the evidence failed; what was told stands"
+        await while_leading(self.once, self._forget, self._is_leader, tick=self._tick, logger=logger, failed=failed)
+
+    def _forget(self) -> None:
+        """Another one looks now; what it told is read when this replica leads again."""
+        self._known.clear()
 
     async def once(self) -> None:
         """One look at everything."""
@@ -139,12 +134,8 @@ class EvidenceLoop:
             name: {role: sum(_counts(p.labels, name, role) and p.ready and not p.deleting for p in pods) for role in ROLES}
             for name in sorted(entry.serving)
         }
-        known.starts = {p.uid: t for p in pods if (t := known.starts.get(p.uid, start_time(p))) is not None}
-        for role in ROLES:
-            found = lead_time(known.starts[p.uid] for p in pods if p.labels.get(ROLE) == role and p.uid in known.starts)
-            if found is not None:
-                known.lead[role] = found
-        return Site(ready, seconds(entry.spec.handoff.lease_duration), dict(known.lead), _objectives(entry))
+        known.starts.see(pods)
+        return Site(ready, seconds(entry.spec.handoff.lease_duration), dict(known.starts.lead), _objectives(entry))
 
 
 def _objectives(entry: Entry) -> Objectives:

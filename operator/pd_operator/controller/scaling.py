@@ -17,13 +17,13 @@ from typing import Any
 import aiohttp
 
 from pd_operator.controller.budgets import Asked, shares
+from pd_operator.controller.cadence import while_leading
 from pd_operator.controller.loop import Key
 from pd_operator.controller.roster import Entry, Roster, bounds
 from pd_operator.core.names import ROLE, ROLES, Role, pool
-from pd_operator.core.observed import PodFact
 from pd_operator.core.pool_record import Needs, needs_of
 from pd_operator.core.pool_status import digest, sentence
-from pd_operator.core.scaled import LeadTime, Scaled, lead_text, lead_time, read_lead, replicas_of, restore, start_time
+from pd_operator.core.scaled import Scaled, Starts, lead_text, read_lead, replicas_of, restore
 from pd_operator.core.scaling.decision import Decision, Reason
 from pd_operator.core.scaling.learned import Learned
 from pd_operator.core.scaling.record import make
@@ -69,19 +69,10 @@ class _Known:
 
     uid: str
     learned: Learned
-    lead: dict[Role, LeadTime]
-    starts: dict[str, float] = field(default_factory=dict)  # uid of a pod -> seconds, as first seen
+    starts: Starts
     traffic: Traffic = field(default_factory=Traffic)
     since: dict[Role, float] = field(default_factory=dict)  # when what a role needs ceased to be known
     told: dict[str, object] = field(default_factory=dict)  # the gist that a reconcile was asked for
-
-    def see(self, pods: Sequence[PodFact]) -> None:
-        """Measure the pods that became ready; a role without any keeps its last lead time."""
-        self.starts = {p.uid: t for p in pods if (t := self.starts.get(p.uid, start_time(p))) is not None}
-        for role in ROLES:
-            mine = [self.starts[p.uid] for p in pods if p.labels.get(ROLE) == role and p.uid in self.starts]
-            if (measured := lead_time(mine)) is not None:
-                self.lead[role] = measured
 
     def miss(self, decision: Decision, now: float) -> dict[Role, float]:
         """Since when the signals of a role are not known."""
@@ -129,18 +120,13 @@ class ScalingLoop:
         self._limit = asyncio.Semaphore(WRITES)
 
     async def run(self) -> None:
-        """A tick every `tick` seconds until cancelled; one that is late is not made up for."""
-        due = time.monotonic()
-        while True:
-            due = max(due + self._tick, time.monotonic())
-            await asyncio.sleep(due - time.monotonic())
-            if not self._is_leader():
-                self._known.clear()  # another one learns now; what it wrote is read when we lead again
-                continue
-            try:
-                await self.once()
-            except Exception:
-                logger.exception("a scaling tick failed; every pool keeps its number")
+        """A tick every `tick` seconds until cancelled."""
+        failed = "a scaling tick failed; every pool keeps its number"
+        await while_leading(self.once, self._forget, self._is_leader, tick=self._tick, logger=logger, failed=failed)
+
+    def _forget(self) -> None:
+        """Another one learns now; what it wrote is read when this replica leads again."""
+        self._known.clear()
 
     async def once(self) -> None:
         """One tick."""
@@ -192,7 +178,7 @@ class ScalingLoop:
         at = datetime.fromtimestamp(now, UTC)
         namespace, name = entry.key
         pods = list(self._stores.pods.by_owner(namespace, name))
-        known.see(pods)
+        known.starts.see(pods)
         weighted = entry.spec.gateway is not None
         known.traffic = look(known.traffic, load.requests, entry.should, weighted, moving=entry.rollout)
         replicas = {
@@ -200,7 +186,7 @@ class ScalingLoop:
             for role in ROLES
         }
         readings = load.readings(replicas["prefill"], replicas["decode"], entry.rollout)
-        record = make(f"{namespace}/{name}", readings, known.learned, bounds(entry, known.lead, self._tick), now)
+        record = make(f"{namespace}/{name}", readings, known.learned, bounds(entry, known.starts.lead, self._tick), now)
         unknown = "; ".join(f"{k}: {s.source or 'unknown'}" for k, s in load.signals().items() if not s.known)
         return _Draft(Asked(entry, record), known, pools, unknown[:800])
 
@@ -223,7 +209,7 @@ class ScalingLoop:
         except Exception:
             logger.exception("%s/%s is not scaled in this tick", *entry.key)
             return None
-        known, lead, since = draft.known, dict(draft.known.lead), draft.known.miss(record.decision, now)
+        known, lead, since = draft.known, dict(draft.known.starts.lead), draft.known.miss(record.decision, now)
         uneven = known.traffic.uneven
         return _Ticked(entry, Scaled(now, record.decision, draft.unknown, lead, uneven, since, share.over, record))
 
@@ -238,7 +224,7 @@ class ScalingLoop:
             statuses[role] = (live or {}).get("status") or {}
         told = {role: read_lead(str((status.get("learned") or {}).get("leadTime", ""))) for role, status in statuses.items()}
         lead = {role: found for role, found in told.items() if found is not None}
-        known = self._known[entry.key] = _Known(entry.uid, restore(statuses, now), lead)
+        known = self._known[entry.key] = _Known(entry.uid, restore(statuses, now), Starts(lead))
         known.traffic = Traffic(entry.uneven)
         return known
 

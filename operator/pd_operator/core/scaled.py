@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from pd_operator.core import diagnosis
-from pd_operator.core.names import SLICE, Role
+from pd_operator.core.names import ROLE, ROLES, SLICE, Role
 from pd_operator.core.observed import PodFact
 from pd_operator.core.scaling import codec
 from pd_operator.core.scaling.decision import Decision
@@ -91,6 +91,22 @@ def lead_time(seconds: Iterable[float]) -> LeadTime | None:
     """Of the start times of the pods that exist; None without any."""
     ordered = sorted(seconds)
     return LeadTime(_rank(ordered, 50), _rank(ordered, 90), len(ordered)) if ordered else None
+
+
+@dataclass(slots=True)
+class Starts:
+    """How long the replicas of one PDDeployment took to be ready; a role without any keeps its last lead time."""
+
+    lead: dict[Role, LeadTime] = field(default_factory=dict)
+    taken: dict[str, float] = field(default_factory=dict)  # uid of a pod -> seconds, as first seen
+
+    def see(self, pods: Sequence[PodFact]) -> None:
+        """Measure those that became ready, and forget pods that are gone."""
+        self.taken = {p.uid: t for p in pods if (t := self.taken.get(p.uid, start_time(p))) is not None}
+        for role in ROLES:
+            mine = [self.taken[p.uid] for p in pods if p.labels.get(ROLE) == role and p.uid in self.taken]
+            if (measured := lead_time(mine)) is not None:
+                self.lead[role] = measured
 
 
 def lead_text(lead: LeadTime) -> str:

@@ -85,38 +85,29 @@ def child_reflectors(
             if owner is not None:
                 enqueue(owner)
 
-    def absence(kind: str, namespace: str | None) -> Callable[[str], None]:
-        def tell(why: str) -> None:
-            stores.absent.pop((kind, namespace), None)
-            if why:
-                stores.absent[kind, namespace] = why
-            for owner in sorted(stores.deployments):
-                enqueue(owner)
-
-        return tell
-
     made: list[Reflector[Any]] = []
     for namespace in namespaces:
         for kind in (*CHILD_KINDS, *OPTIONAL_KINDS):
-            notify, told = workload if kind in WORKLOADS else changed, absence(kind, namespace)
-            decoder = ChildDecoder(kind)
-            made.append(
-                Reflector(
-                    client,
-                    kind,
-                    namespace,
-                    MANAGED_SELECTOR,
-                    decoder,
-                    stores.children,
-                    notify,
-                    timing=timing,
-                    on_absent=told,
-                )
-            )
+            notify, told = workload if kind in WORKLOADS else changed, _absence(stores, enqueue, kind, namespace)
+            where = (kind, namespace, MANAGED_SELECTOR, ChildDecoder(kind), stores.children)
+            made.append(Reflector(client, *where, notify, timing=timing, on_absent=told))
         scalers, seen = stores.autoscalers, AutoscalerDecoder()
         made.append(Reflector(client, "HorizontalPodAutoscaler", namespace, "", seen, scalers, autoscaler, timing=timing))
         made.append(Reflector(client, "Pod", namespace, MANAGED_SELECTOR, PodDecoder(), stores.pods, changed, timing=timing))
     return made
+
+
+def _absence(stores: Stores, enqueue: Enqueue, kind: str, namespace: str | None) -> Callable[[str], None]:
+    """What a reflector calls with why its kind is not there, or "" when it is."""
+
+    def tell(why: str) -> None:
+        stores.absent.pop((kind, namespace), None)
+        if why:
+            stores.absent[kind, namespace] = why
+        for owner in sorted(stores.deployments):
+            enqueue(owner)
+
+    return tell
 
 
 def kopf_settings() -> kopf.OperatorSettings:

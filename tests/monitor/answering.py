@@ -8,9 +8,11 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs
+
+from monitor.listening import Handler, Listening
 
 Rows = list[tuple[Mapping[str, str], float | str]]
 
@@ -26,10 +28,7 @@ class Answering:
         self._stop = threading.Event()
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # else each answer waits 40 ms for the client's delayed ACK
-
+        class Asked(Handler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
                 query = parse_qs(self.path.partition("?")[2] or body).get("query", [""])[0]
@@ -37,23 +36,16 @@ class Answering:
                 fault = outer.faults.pop(0) if len(outer.faults) > 1 else next(iter(outer.faults), None)
                 outer._serve(self, query, fault)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        if context is not None:
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.url = f"http{'s' if context else ''}://127.0.0.1:{self._server.server_address[1]}"
+        self._server = Listening(Asked, context)
+        self.url = self._server.url
 
     def __enter__(self) -> Answering:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        self._server.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
     def _serve(self, handler: BaseHTTPRequestHandler, query: str, fault: str | None) -> None:
         status, rows = 200, self.answer(query)

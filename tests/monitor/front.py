@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import ssl
 import subprocess
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from monitor.listening import Handler, Listening, tls
 
 
 def certificate(folder: Path) -> Path:
@@ -42,10 +41,7 @@ class Front:
         self.passed = 0
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
+        class Asked(Handler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
                 query = urllib.parse.parse_qs(self.path.partition("?")[2] or body).get("query", [""])[0]
@@ -65,29 +61,17 @@ class Front:
             def _answer(self, status: int, body: bytes) -> None:
                 if status in (401, 403):
                     outer.refused.append(status)
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.answer(status, body)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(pem)
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.url = f"https://127.0.0.1:{self._server.server_address[1]}"
+        self._server = Listening(Asked, tls(pem))
+        self.url = self._server.url
 
     def __enter__(self) -> Front:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        self._server.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
 
 def _scoped(query: str, namespace: str) -> bool:

@@ -8,16 +8,14 @@ end: with an API that does not answer, no namespace can be deleted.
 from __future__ import annotations
 
 import json
-import ssl
-import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from cluster.handle import Cluster
+from monitor.listening import Handler, Listening, tls
 from opsrunner.waits import until
 
 EXTERNAL, CUSTOM = "external.metrics.k8s.io/v1beta1", "custom.metrics.k8s.io/v1beta2"
@@ -33,30 +31,15 @@ class MetricsApi:
         self.asked: list[tuple[str, str]] = []  # metric, label selector of the metric (external) or of the pods
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
+        class Asked(Handler):
             def do_GET(self) -> None:
                 status, body = outer._answer(urlsplit(self.path).path, parse_qs(urlsplit(self.path).query))
-                text = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
+                self.answer(status, json.dumps(body).encode())
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(pem)
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self._server = Listening(Asked, tls(pem))
 
     def __enter__(self) -> MetricsApi:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        self._server.start()
         self._cluster.apply(*self._objects())
         names = [f"apiservice/{self._name(api)}" for api in (EXTERNAL, CUSTOM)]
         self._cluster.kubectl("wait", "--for=condition=Available", *names, "--timeout=60s", timeout=70)
@@ -67,11 +50,10 @@ class MetricsApi:
 
     def __exit__(self, *_: object) -> None:
         self._cluster.kubectl("delete", "apiservice", *(self._name(api) for api in (EXTERNAL, CUSTOM)), "--ignore-not-found")
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
     def _objects(self) -> list[dict[str, Any]]:
-        port = self._server.server_address[1]
+        port = self._server.port
         name = "metrics-adapter"
         service = {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": port}]}
         metadata = {"name": name, "namespace": self._namespace}

@@ -208,8 +208,9 @@ async def test_the_whole_cluster_is_served_when_no_namespace_is_named(client: Ku
         await client.create(deployment(namespace))
         await client.apply(service(namespace, "chat"))
         await until("it is reconciled", lambda: (namespace, "chat") in notes.calls)
-        ours = {f"{kind} (kopf)" for kind in OUR_KINDS} | {"Pod", "Node (capacity)", "Pod (capacity)"}
-        assert set(manager.stream_ages()) == {*CHILD_KINDS, *OPTIONAL_KINDS, *ours}
+        ours = {f"{kind} (kopf)" for kind in OUR_KINDS}
+        others = {"HorizontalPodAutoscaler", "Pod", "Node (capacity)", "Pod (capacity)"}
+        assert set(manager.stream_ages()) == {*CHILD_KINDS, *OPTIONAL_KINDS, *ours, *others}
 
 
 async def test_metrics_tell_what_happens(client: KubeClient, kubeconfig: Path, namespace: str) -> None:
@@ -274,7 +275,7 @@ async def test_reading_needs_no_more_than_these_rights(
     """In namespaced mode: nothing cluster-wide, nothing written but the Lease, no request refused."""
     weak = control_plane.service_account_kubeconfig(namespace, "operator", tmp_path / "weak")
     by_group: dict[str, list[str]] = {}
-    for kind in (*CHILD_KINDS, *OPTIONAL_KINDS, "PDDeployment", "Pod"):
+    for kind in (*CHILD_KINDS, *OPTIONAL_KINDS, "PDDeployment", "Pod", "HorizontalPodAutoscaler"):
         by_group.setdefault(KINDS[kind].group, []).append(KINDS[kind].plural)
     rules = [{"apiGroups": [group], "resources": plurals, "verbs": ["list", "watch"]} for group, plurals in by_group.items()]
     rules.append({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]})

@@ -38,7 +38,7 @@ class Training:
             purpose="tune",
         )
         self._known: dict[tuple[int, int, bool], Outcome] = {}
-        self._code = fingerprint("static")
+        self._code = fingerprint()
 
     @property
     def key(self) -> Cell:

@@ -54,7 +54,9 @@ class Fleet:
             role: {"replicas": wanted.replicas[n], "resources": {"limits": {GPU: wanted.gpus[n]}}} for n, role in enumerate(ROLES)
         }
         placement = {"transferDomain": {"topologyKey": DOMAIN_LABEL}, "maxDomains": wanted.max_domains}
-        self.api.create(state.pdd(self.namespace, wanted.name, **roles, router={"replicas": 1}, placement=placement))
+        self.api.create(
+            state.pdd(self.namespace, wanted.name, **roles, router={"replicas": 1}, placement=placement, verification="Disabled")
+        )
 
     def pods(self) -> list[Object]:
         """All pods of the cluster."""

@@ -11,8 +11,10 @@ import pytest
 
 from cluster.handle import Cluster
 from opsrunner.api import Api
+from pd_operator.api.types import API_VERSION
 from pd_operator.core.names import APPLIED_HASH, MANAGED_BY, MANAGED_SELECTOR, MANAGER
-from pd_operator.core.revision import manifest_hash
+from pd_operator.core.revision import applied_hash
+from pd_operator.core.stored_form import stored_quantity
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.facts import ChildDecoder
 from pd_operator.kube.kinds import KINDS
@@ -54,7 +56,7 @@ def hashed(namespace: str, body: Object) -> Object:
     """A Deployment as the operator sends it."""
     metadata: Object = {"name": "d", "namespace": namespace, "labels": {MANAGED_BY: MANAGER, "team": "a"}}
     plain = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, **copy.deepcopy(body)}
-    return {**plain, "metadata": {**metadata, "annotations": {APPLIED_HASH: manifest_hash(plain)}}}
+    return {**plain, "metadata": {**metadata, "annotations": {APPLIED_HASH: applied_hash(plain)}}}
 
 
 async def listed(client: KubeClient, namespace: str) -> bool:
@@ -94,10 +96,56 @@ async def test_a_change_is_seen(control_plane: Cluster, client: KubeClient, name
     assert await listed(client, namespace) is intact
 
 
-async def test_what_the_server_writes_in_another_form_is_not_taken_for_ours(
+QUANTITIES = (1, 8, "1", "0.5", "0.1", "100m", "1000m", "1500m", 2000, "2000", "1000k", "0.25Gi", "0.1Gi", "1024Mi", "4608Mi",
+              "1.5Gi", "1536Ki", "2048", "1Ki", "500Mi", "1000Mi", "2Gi", "1Ti", "0.5Ki", "1023Ki", "100M", "3G", 0.5, "1.0", "0",
+              "1e3", "12E", "0.0001", "1.50")  # fmt: skip
+
+
+async def test_what_the_server_writes_in_another_form_is_known(control_plane: Cluster, client: KubeClient, namespace: str) -> None:
+    """Quantities as people write them, and an empty value: a new process finds what the old one sent."""
+    body = copy.deepcopy(BODY)
+    pod = body["spec"]["template"]["spec"]
+    pod["containers"] = [{"name": f"c{n}", "image": "example.org/x", "resources": {"limits": {"memory": q}}}
+                         for n, q in enumerate(QUANTITIES)]  # fmt: skip
+    pod["containers"][0] |= {
+        "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "0.5"}, "requests": {"cpu": "0.50"}},
+        "env": [
+            {"name": "EMPTY", "value": ""},
+            {"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1000m"}}},
+        ],
+    }
+    pod["volumes"] = [{"name": "tmp", "emptyDir": {"sizeLimit": "2048Mi"}}]
+    pod["nodeSelector"] = {"limits": "1024Mi"}
+    await client.apply(hashed(namespace, body))
+    stored = await client.get("Deployment", namespace, "d")
+    assert stored is not None
+    found = [c["resources"]["limits"].get("memory") for c in stored["spec"]["template"]["spec"]["containers"]]
+    assert found[1:] == [stored_quantity(q) for q in QUANTITIES[1:]]
+    assert await listed(client, namespace)
+
+
+async def test_a_pool_that_was_created_and_never_applied_is_known(
     control_plane: Cluster, client: KubeClient, namespace: str
 ) -> None:
-    body = copy.deepcopy(BODY)
-    body["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "0.5"
-    await client.apply(hashed(namespace, body))
-    assert not await listed(client, namespace)
+    """Its number is written through /scale, and its status is applied: neither says that its manifest was changed."""
+    metadata: Object = {"name": "chat-decode", "namespace": namespace, "labels": {MANAGED_BY: MANAGER}}
+    plain: Object = {"apiVersion": API_VERSION, "kind": "PDPool", "metadata": metadata}
+    plain["spec"] = {"deploymentName": "chat", "role": "decode"}
+    annotated = {**plain, "metadata": {**metadata, "annotations": {APPLIED_HASH: applied_hash(plain)}}}
+
+    async def known() -> bool:
+        ((_, fact),) = ChildDecoder("PDPool").page(await client.list_page(KINDS["PDPool"], namespace, "")).items
+        return fact.intact
+
+    await client.create({**annotated, "spec": {**plain["spec"], "replicas": 2}})
+    assert await known()
+    await client.scale("PDPool", namespace, "chat-decode", 3)
+    await client.apply_status({**plain, "metadata": {"name": "chat-decode", "namespace": namespace}, "status": {"replicas": 1}})
+    assert await known()
+    api, labels = Api(control_plane.kubeconfig), {MANAGED_BY: MANAGER, "x": "y"}
+    api.merge("PDPool", namespace, "chat-decode", {"metadata": {"labels": labels}}, manager="somebody")
+    assert await known()
+    await client.apply(annotated)
+    assert await known()
+    api.merge("PDPool", namespace, "chat-decode", {"metadata": {"labels": {MANAGED_BY: None}}}, manager="somebody")
+    assert not await known()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pd_operator.core.names import APPLIED_HASH, ROLES
 from pd_operator.core.plan import make_plan
 from pd_operator.core.prune import prune
-from pd_operator.core.revision import manifest_hash
+from pd_operator.core.revision import applied_hash
 from pd_operator.core.snapshot import Reference, Snapshot
 from pd_operator.core.status import build_pool_status, build_status
 from pd_operator.render.bundle import render
@@ -135,7 +135,7 @@ def test_the_hash_covers_the_manifest_and_nothing_else() -> None:
         if manifest["kind"] == "PDPool":
             manifest = {**manifest, "spec": {k: v for k, v in manifest["spec"].items() if k != "replicas"}}  # noqa: PLW2901
         metadata = {k: v for k, v in manifest["metadata"].items() if k != "annotations"}
-        assert manifest["metadata"]["annotations"] == {APPLIED_HASH: manifest_hash({**manifest, "metadata": metadata})}
+        assert manifest["metadata"]["annotations"] == {APPLIED_HASH: applied_hash({**manifest, "metadata": metadata})}
 
 
 def test_names_are_unique() -> None:

@@ -13,6 +13,8 @@ import kopf
 import pytest
 
 from pd_operator.controller.watch import CHILD_KINDS, OPTIONAL_KINDS, OUR_KINDS, EventStreams, event_registry, kopf_settings
+from pd_operator.core.names import DEPLOYMENT
+from pd_operator.core.observed import ChildFact
 from pd_operator.kube.kinds import KINDS
 from pd_operator.kube.store import Stores
 
@@ -122,11 +124,38 @@ async def test_handlers_only_enqueue_and_never_write() -> None:
     registry = event_registry(None, EventStreams((None,)), stores, keys.append)  # type: ignore[arg-type]
     deployment, pool = (handler.fn for handler in registry._watching.get_all_handlers())
     for kind in (None, "ADDED", "MODIFIED"):
-        assert await deployment(type=kind, namespace="ns", name="chat", labels={}) is None
+        assert await deployment(type=kind, namespace="ns", name="chat", labels={}, meta={"resourceVersion": "5"}) is None
         assert stores.deployments == {("ns", "chat")}
-    assert await deployment(type="DELETED", namespace="ns", name="chat", labels={}) is None
+    assert await deployment(type="DELETED", namespace="ns", name="chat", labels={}, meta={"resourceVersion": "5"}) is None
     assert stores.deployments == set()
-    assert await pool(type="ADDED", namespace="ns", name="p", labels={"pdserve.dev/deployment": "other"}) is None
-    assert await pool(type="ADDED", namespace="ns", name="p", labels={}) is None
+    assert await pool(type="ADDED", namespace="ns", name="p", labels={"pdserve.dev/deployment": "other"}, meta={}) is None
+    assert await pool(type="ADDED", namespace="ns", name="p", labels={}, meta={}) is None
     assert keys == [("ns", "chat")] * 4 + [("ns", "other")]
     assert all(asyncio.iscoroutinefunction(handler) for handler in (deployment, pool))  # sync ones take a thread each
+
+
+async def test_an_event_that_shows_what_was_read_already_is_no_news() -> None:
+    """After a start kopf lists what the workers may have looked at: a second look at each object would find nothing."""
+    keys: list[tuple[str, str]] = []
+    stores = Stores()
+    registry = event_registry(None, EventStreams((None,)), stores, keys.append)  # type: ignore[arg-type]
+    deployment, pool = (handler.fn for handler in registry._watching.get_all_handlers())
+    stores.read["ns", "chat"] = "5"
+
+    async def told(type_: str | None, version: str) -> bool:
+        keys.clear()
+        await deployment(type=type_, namespace="ns", name="chat", labels={}, meta={"resourceVersion": version})
+        return bool(keys)
+
+    assert not await told(None, "5") and not await told("MODIFIED", "5") and stores.deployments == {("ns", "chat")}
+    assert await told("MODIFIED", "6") and await told(None, "4") and await told("DELETED", "5")
+
+    async def pool_told(type_: str | None, version: str) -> bool:
+        keys.clear()
+        await pool(type=type_, namespace="ns", name="chat-decode", labels={DEPLOYMENT: "chat"}, meta={"resourceVersion": version})
+        return bool(keys)
+
+    assert await pool_told(None, "7"), "our own watch has not shown it"
+    fact = ChildFact("PDPool", "ns", "chat-decode", "u", labels={DEPLOYMENT: "chat"}, resource_version="7")
+    stores.children.put("pools", ("PDPool", "ns", "chat-decode"), fact)
+    assert not await pool_told(None, "7") and await pool_told(None, "8") and await pool_told("MODIFIED", "7")

@@ -69,6 +69,22 @@ async def test_add_after_waits_and_the_earliest_time_counts() -> None:
     queue.shutdown()
 
 
+async def test_a_look_now_is_also_the_one_that_was_asked_for_later() -> None:
+    """News comes in bursts, and what was told before a key is worked on is seen by that work; what is told during it is not."""
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add_after("a", 0.05)
+    queue.add("a")
+    assert await get(queue) == "a"
+    assert queue.delayed() == 0
+    queue.done("a")
+    await nothing(queue, 0.1)
+    queue.add("a")
+    await get(queue)
+    queue.add_after("a", 0.05)
+    queue.done("a")
+    assert await get(queue) == "a"
+
+
 async def test_add_after_of_a_waiting_key_is_no_second_visit() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a")

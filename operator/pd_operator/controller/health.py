@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from aiohttp import web
@@ -61,8 +61,10 @@ def over(check: str, what: str, value: float, limit: float) -> Iterable[Problem]
 class Health:
     """The HTTP server of the probes and metrics."""
 
-    def __init__(self, host: str, port: int, *, live: list[Check], ready: list[Check], expose: Callable[[], bytes]) -> None:
-        """`port` 0 takes any free one; see `port` after `start`."""
+    def __init__(
+        self, host: str, port: int, *, live: list[Check], ready: list[Check], expose: Callable[[Sequence[str]], bytes]
+    ) -> None:
+        """`port` 0 takes any free one; see `port` after `start`. `expose` makes the metrics of these names; of none: all."""
         self._host = host
         self.port = port
         self._live = live
@@ -103,5 +105,5 @@ class Health:
         body = {"status": "failing" if problems else "ok", "problems": problems}
         return web.Response(text=json.dumps(body) + "\n", content_type="application/json", status=503 if problems else 200)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._expose(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._expose(request.query.getall("name[]", [])), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -79,6 +79,7 @@ class Reconciler:
         if obj is None or "deletionTimestamp" in obj["metadata"]:
             self._forget(namespace, name)
             return Done()  # children go by their owner references; there is no finalizer (invariant I1)
+        self._stores.read[key] = obj["metadata"]["resourceVersion"]
         other = obj.get("status", {}).get("controller", "")
         if other and other != self._install.name:
             return await self._managed_by_other(obj, other)
@@ -303,6 +304,7 @@ class Reconciler:
 
     def _forget(self, namespace: str, name: str) -> None:
         self._applier.forget(namespace, name)
+        self._stores.read.pop((namespace, name), None)
         self.roster.forget((namespace, name))
         self.shown.forget((namespace, name))
         if self._stores.ledger is not None:

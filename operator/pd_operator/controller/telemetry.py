@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -98,6 +98,6 @@ class Telemetry:
         """See QueueHooks."""
         self._waits.observe(seconds)
 
-    def expose(self) -> bytes:
-        """The text format of Prometheus."""
-        return generate_latest(self.registry)
+    def expose(self, names: Sequence[str] = ()) -> bytes:
+        """The text format of Prometheus, of all metrics or of those that hold these names; the series of objects are thousands."""
+        return generate_latest(self.registry.restricted_registry(names) if names else self.registry)

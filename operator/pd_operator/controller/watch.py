@@ -195,17 +195,22 @@ def event_registry(client: KubeClient, streams: EventStreams, stores: Stores, en
         return kopf.AiohttpSession(server=client.host, aiohttp_session=await client.new_session(streams.note))
 
     @kopf.on.event(deployment.group, deployment.version, deployment.plural, id="deployment", registry=registry)
-    async def deployment_changed(type: str | None, namespace: str | None, name: str, **_: Any) -> None:
+    async def deployment_changed(type: str | None, namespace: str | None, name: str, meta: Mapping[str, Any], **_: Any) -> None:
         key = (namespace or "", name)
         if type == "DELETED":
             stores.deployments.discard(key)
         else:
             stores.deployments.add(key)
-        enqueue(key)
+        if type == "DELETED" or stores.read.get(key) != meta.get("resourceVersion"):  # else a look at it has begun since
+            enqueue(key)
 
     @kopf.on.event(pool.group, pool.version, pool.plural, id="pool", registry=registry)
-    async def pool_changed(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
-        owner = labels.get(DEPLOYMENT)
+    async def pool_changed(
+        type: str | None, namespace: str | None, name: str, labels: Mapping[str, str], meta: Mapping[str, Any], **_: Any
+    ) -> None:
+        owner, fact = labels.get(DEPLOYMENT), stores.children.get("PDPool", namespace or "", name)
+        if type is None and fact is not None and fact.resource_version == meta.get("resourceVersion"):
+            return  # of a list; our own watch has told of it already
         if owner:
             enqueue((namespace or "", owner))
 

@@ -2,7 +2,7 @@
 
 * A key that is waiting is there once, however often it is added: a thousand events are one reconcile.
 * A key is never given to two workers at once. Added while it is worked on, it comes again afterwards, once.
-* `add_after` waits in a heap; a key waits once, for the earliest time asked for.
+* `add_after` waits in a heap; a key waits once, for the earliest time asked for, and no longer once it is worked on.
 * `retry` waits base * 2^n (jittered, capped) per key, and a token bucket bounds the retries of all keys together.
 """
 
@@ -146,6 +146,7 @@ class WorkQueue(Generic[K]):
         key = self._ready.popleft()
         now = self._loop.time()
         since = self._dirty.pop(key)
+        self._due.pop(key, None)  # what was to be looked at later is looked at now; `add_after` from here on counts
         self._processing[key] = now
         if self._hooks:
             self._hooks.waited(now - since)

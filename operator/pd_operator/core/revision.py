@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Literal
 
 from pd_operator.api.types import PDDeploymentSpec
 from pd_operator.core.names import ROLES, Role
+from pd_operator.core.stored_form import stored_form
 
 Class = Literal["A", "B", "C"]
 
@@ -56,6 +59,10 @@ CLASSES: Mapping[str, Class] = {
 }
 
 
+_INNER = frozenset(path[:at] for path in CLASSES for at, char in enumerate(path) if char == ".")  # objects whose fields differ
+
+
+@lru_cache(maxsize=1024)
 def class_of(path: str) -> Class:
     """Class of a field such as `engine.image`.
 
@@ -75,13 +82,13 @@ def pairing_hash(spec: PDDeploymentSpec) -> str:
 
     Only what differs from the defaults counts, so a later version that adds a field leaves existing hashes alone.
     """
-    return _hash({path: value for path, value in _leaves(_intent(spec)) if class_of(path) == "A"}, 8)
+    return _hash({path: value for path, value, class_ in _parts(spec) if class_ == "A"}, 8)
 
 
 def role_hash(spec: PDDeploymentSpec, role: Role) -> str:
     """Hash of class B of one role, 6 hex digits."""
     parts = (role, "lmcache", "rollout") if role == "decode" else (role, "lmcache")
-    mine = {p: v for p, v in _leaves(_intent(spec)) if class_of(p) == "B" and p.split(".")[0] in parts}
+    mine = {path: value for path, value, class_ in _parts(spec) if class_ == "B" and path.split(".")[0] in parts}
     return _hash(mine, 6)
 
 
@@ -91,8 +98,13 @@ def pods_hash(spec: PDDeploymentSpec) -> str:
 
 
 def manifest_hash(manifest: Mapping[str, Any]) -> str:
-    """Hash of a desired manifest, 16 hex digits: the applied-hash annotation."""
+    """Hash of a manifest as it is, 16 hex digits."""
     return _hash(manifest, 16)
+
+
+def applied_hash(manifest: Mapping[str, Any]) -> str:
+    """Hash of a desired manifest, 16 hex digits: the applied-hash annotation. What the server stores of it has the same one."""
+    return _hash(stored_form(manifest), 16)
 
 
 def canonical(value: Any) -> str:
@@ -100,16 +112,29 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _intent(spec: PDDeploymentSpec) -> dict[str, Any]:
+def intent(spec: PDDeploymentSpec) -> dict[str, Any]:
+    """What the user asked for, without what is a default anyway; JSON."""
     return spec.model_dump(by_alias=True, exclude_defaults=True, mode="json")
+
+
+def _parts(spec: PDDeploymentSpec) -> tuple[tuple[str, Any, Class], ...]:
+    """Path, value and class of all that the user asked for. One reconcile asks for it ten times: the last specs are kept."""
+    for known, parts in _recent:
+        if known is spec:
+            return parts
+    made = tuple((path, value, class_of(path)) for path, value in _leaves(intent(spec)))
+    _recent.append((spec, made))
+    return made
+
+
+_recent: deque[tuple[PDDeploymentSpec, tuple[tuple[str, Any, Class], ...]]] = deque(maxlen=4)
 
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Paths down to the depth at which a class is decided; an empty object is a leaf (`lmcache: {}` differs from none)."""
     for key, item in value.items():
         path = f"{prefix}{key}"
-        deeper = any(known.startswith(path + ".") for known in CLASSES)
-        if deeper and isinstance(item, Mapping):
+        if path in _INNER and isinstance(item, Mapping):
             if path in CLASSES:
                 yield path, {}
             yield from _leaves(item, path + ".")

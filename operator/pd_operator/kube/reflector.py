@@ -157,7 +157,8 @@ class Reflector(Generic[T]):
         token = ""
         for _ in range(MAX_PAGES):
             raw = await self._client.list_page(self._known, self.namespace, self._selector, token, fields=self._fields)
-            page = self._parse.page(raw)
+            # In a thread: hundreds of children are hashed, and the lease must be renewed meanwhile.
+            page = await asyncio.to_thread(self._parse.page, raw)
             items.update(page.items)
             token = page.token
             if not token:

@@ -127,6 +127,7 @@ class Stores:
         autoscalers: HPAs of all people by (namespace, name); their owner is what they scale, (namespace, its name).
         deployments: keys of the PDDeployments that existed at the last list or event; a hint for the periodic resync, never
             a reason to delete anything.
+        read: resourceVersion of each PDDeployment as the last look at it read it: an event that shows no other one is no news.
         ledger: capacity of the nodes; None where this install must not read them.
         absent: optional kinds that cannot be observed, by (kind, namespace of the watch), and why.
     """
@@ -135,6 +136,7 @@ class Stores:
     pods: Store[PodFact] = field(default_factory=lambda: Store[PodFact](owner_of))
     autoscalers: Store[AutoscalerFact] = field(default_factory=lambda: Store[AutoscalerFact](lambda a: (a.namespace, a.target)))
     deployments: set[Owner] = field(default_factory=set)
+    read: dict[Owner, str] = field(default_factory=dict)
     ledger: Ledger | None = None
     absent: dict[tuple[str, str | None], str] = field(default_factory=dict)
 

@@ -25,7 +25,7 @@ from pd_operator.core.names import (
 )
 from pd_operator.core.plan import Plan
 from pd_operator.core.pools import bounds_of
-from pd_operator.core.revision import manifest_hash, pairing_hash, pods_hash, role_hash
+from pd_operator.core.revision import applied_hash, intent, pairing_hash, pods_hash, role_hash
 from pd_operator.core.snapshot import ROUTER, Snapshot, StoredRevision
 from pd_operator.core.verification import mode_of
 from pd_operator.render import access, canary, coordinator, engine, network, objects, router
@@ -98,7 +98,7 @@ def _hashed(manifest: objects.Manifest) -> objects.Manifest:
     hashed = manifest
     if manifest["kind"] == "PDPool":  # its first number is written once: the manifest without it is the same one
         hashed = {**manifest, "spec": {k: v for k, v in manifest["spec"].items() if k != "replicas"}}
-    annotations = {**manifest["metadata"].get("annotations", {}), APPLIED_HASH: manifest_hash(hashed)}
+    annotations = {**manifest["metadata"].get("annotations", {}), APPLIED_HASH: applied_hash(hashed)}
     metadata = {**manifest["metadata"], "annotations": annotations}
     return {**manifest, "metadata": metadata}
 
@@ -141,7 +141,7 @@ def _revision(snapshot: Snapshot, plan: Plan, templates: Mapping[str, Mapping[st
     data = {
         "pairing": plan.revision,
         "roles": {role: role_hash(snapshot.spec, role) for role in ROLES},
-        "spec": snapshot.spec.model_dump(by_alias=True, exclude_defaults=True, mode="json"),
+        "spec": intent(snapshot.spec),
         "templates": {key: dict(template) for key, template in templates.items()},
     }
     number = 1 + max((r.number for r in snapshot.revisions), default=0)

@@ -5,6 +5,7 @@ A revision's stored template is that of its slice 0. Affinity is laid over the u
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -28,13 +29,9 @@ def template_of(template: Mapping[str, Any], snapshot: Snapshot, slice_: SlicePl
     return {**named, "spec": pod}
 
 
-def _renamed(value: Any, old: str, new: str) -> Any:
+def _renamed(template: Mapping[str, Any], old: str, new: str) -> Any:
     """A copy with the slice's name in place of that of slice 0, also inside a longer text (the coordinator's address)."""
-    if isinstance(value, Mapping):
-        return {key: _renamed(item, old, new) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_renamed(item, old, new) for item in value]
-    return value.replace(old, new) if isinstance(value, str) and old != new else value
+    return json.loads(json.dumps(template).replace(old, new))  # names of slices are never escaped, and no key holds one
 
 
 def _affinity(theirs: Mapping[str, Any], slice_: SlicePlan, role: Role) -> dict[str, Any]:

@@ -30,6 +30,7 @@ TERMINATION_LOG: Final = "/dev/termination-log"
 ANSWER_TOKENS: Final = 16  # wrong state shows at the first token; the more there are, the more often rounding shows too
 PLAIN_CHUNK: Final = 256  # tokens, where there is no LMCache whose chunks a prompt should span
 CONNECT: Final = 30.0  # seconds until the Service accepts a connection: kube-proxy learns of an endpoint a moment after it is ready
+PEERS: Final = 30.0  # seconds until LMCache servers see each other: two heartbeats and a poll once the coordinator answers
 LATE: Final = 10.0  # seconds that counters may come after the answer
 PAGE: Final = 10.0  # seconds for a page, tries included
 PERIOD: Final = 0.5  # seconds between two looks at counters
@@ -79,6 +80,7 @@ class Canary:
     def _measured(self, seen: Evidence) -> Evidence:
         case = self._case
         versions = sorted(set(self._each(self._version, (*case.prefill, *case.decode))))
+        apart = self._apart()
         before, caches = self._counters(), self._caches()
         prompts = [self._prompt() for _ in range(REQUESTS)]
         answers: list[Answer] = []
@@ -105,7 +107,7 @@ class Canary:
                 "shared": max(moved["prefill"].answered, moved["decode"].answered) > sent,
                 "passed": after["router"].get("passed", 0.0) - before["router"].get("passed", 0.0),
                 **moved,
-                "cache": cache,
+                "cache": cache.model_copy(update={"apart": apart[: 2 * SHOWN]}),
                 "output": Comparison() if failure else self._compare(answers),
                 "reuse": Reuse(skipped="not tried") if failure else self._reuse(answers[0]),
             }
@@ -131,9 +133,34 @@ class Canary:
             found = self._sum("lmcache", [f"{url}/metrics" for url in urls])
             statuses = self._each(lambda url: json.loads(self._http.page(f"{url}/status", PAGE)), urls)
             found["objects"] = sum(float(s["storage_manager"]["l1_manager"]["total_object_count"]) for s in statuses)
+            if self._case.p2p:
+                lent = self._sum("lmcache", [f"{e.cache}/metrics" for e in self._case.decode if e.cache])
+                found["borrowed"] = found.get("borrowed", 0.0) + lent.get("borrowed", 0.0)
         except (NoAnswer, ValueError, KeyError, TypeError) as error:
             return f"LMCache: {told(error)}"
         return found
+
+    def _apart(self) -> str:
+        """With P2P: which LMCache server does not see the others, after `PEERS` seconds; one that is down is told elsewhere."""
+        servers = [e for e in (*self._case.prefill, *self._case.decode) if e.cache] if self._case.p2p else []
+        end = self._clock() + PEERS
+        while servers:
+            try:
+                lost = [said for said in self._each(lambda e: self._lonely(e, len(servers) - 1), servers) if said]
+            except (NoAnswer, ValueError, KeyError, TypeError):
+                return ""
+            if not lost:
+                return ""
+            if self._clock() > end:
+                return f"{lost[0]}, {len(lost)} of {len(servers)} servers likewise; waited {PEERS:.0f} s"
+            time.sleep(PERIOD)
+        return ""
+
+    def _lonely(self, engine: Engine, others: int) -> str:
+        status = json.loads(self._http.page(f"{engine.cache}/status", PAGE))
+        state, peers = str(status["p2p_state"]), int(status["p2p_peer_count"])
+        well = state == "registered" and peers >= others
+        return "" if well else f"the LMCache server of pod {engine.pod} is {state} and sees {peers} of {others} others"
 
     def _sum(self, program: str, urls: Iterable[str]) -> dict[str, float]:
         """Counter -> sum over pages. Raises NoAnswer, also when a page lacks what every page of that program has."""
@@ -254,15 +281,32 @@ class Canary:
         if not case.dark:
             return Reuse(skipped="reuse is not tried on engines that serve")
         try:
-            status, _ = self._http.post(f"{engine.url}/reset_prefix_cache", {}, PAGE)
-            if status != 200:
-                return Reuse(skipped=f"reuse not tried: the engine offers no reset of its cache ({status})")
+            refused = self._drop(engine)
+            if refused:
+                return Reuse(skipped=f"reuse not tried: {refused}")
             before = self._sum("lmcache", [f"{engine.cache}/metrics"]).get("hit", 0.0)
             self._ask(engine.url, answer.prompt, f"{case.mark}-again")
             after = self._sum("lmcache", [f"{engine.cache}/metrics"]).get("hit", 0.0)
         except (Failed, NoAnswer, requests.RequestException) as error:
             return Reuse(skipped=f"reuse not tried: {told(error)[:SHOWN]}")
         return Reuse(hit=after - before, expected=case.chunk)
+
+    def _drop(self, engine: Engine) -> str:
+        """Drop an engine's own cache; why not, or "". vLLM answers 200 and `success: false` while blocks are held (0.32.0)."""
+        end = self._clock() + LATE
+        while True:
+            status, text = self._http.post(f"{engine.url}/reset_prefix_cache", {}, PAGE)
+            if status != 200:
+                return f"the engine offers no reset of its cache ({status})"
+            try:
+                found = json.loads(text or "{}")
+            except ValueError:
+                found = {}
+            if not isinstance(found, dict) or found.get("success", True):
+                return ""
+            if self._clock() > end:
+                return f"the engine did not drop its cache in {LATE:.0f} s: blocks are held"
+            time.sleep(PERIOD)
 
 
 def _moved(before: Mapping[str, float], after: Mapping[str, float]) -> Moved:
@@ -275,7 +319,7 @@ def _cache(before: Mapping[str, float] | str, after: Mapping[str, float] | str) 
         if isinstance(found, str):
             return Cache(down=found[: 2 * SHOWN])
     assert not isinstance(before, str) and not isinstance(after, str)
-    names = ("lookups", "written", "objects")
+    names = ("lookups", "written", "objects", "borrowed")
     return Cache.model_validate({name: max(0.0, after.get(name, 0.0) - before.get(name, 0.0)) for name in names})
 
 

@@ -14,20 +14,24 @@ from typing import Any
 
 import pytest
 
+from demo import chat
+from pd_operator.core.canary_case import REQUESTS
 from pd_operator.core.verification import TRIES
 from served import Served
+from served.light import CPU, cached, faulty
 
 pytestmark = pytest.mark.timeout(900)
-CPU = {"resources": {"limits": {"cpu": "500m"}, "requests": {"cpu": "20m"}}}
 PAGE = Path(__file__).parents[2] / "docs" / "verification.md"
 LIMIT_S = 420.0  # three canaries of some ten seconds each, with their pauses, for all broken objects at once on two cores
 SUCCESS = "vllm:request_success_total"
 ANNOTATION = "smg.ai/kv-connector"
 
 
-def env(**faults: Any) -> dict[str, Any]:
-    """A role with faults in its engine."""
-    return {**CPU, "env": [{"name": "STANDIN_FAULTS", "value": json.dumps(faults)}]}
+def handoffs(served: Served) -> float:
+    """Requests that the router counts as handed over: what it decided, not what happened."""
+    return sum(
+        chat.total(served.metrics(pod, 29000), 'smg_pd_kv_connector_mode_total{mode="nixl"}') for pod in served.pods("router")
+    )
 
 
 def commands() -> list[list[str]]:
@@ -79,7 +83,7 @@ async def test_a_slice_serves_once_its_handoff_was_seen(served: Served) -> None:
 
     # A revision that hands nothing over leaves the one that does alone.
     before = served.object()["status"]["currentRevision"]
-    served.apply(**spec, prefill=env(no_transfer=True))
+    served.apply(**spec, prefill=faulty(no_transfer=True))
     served.until("VerificationFailed", lambda: served.condition("Progressing").get("reason") == "VerificationFailed", LIMIT_S)
     status = served.object()["status"]
     assert status["currentRevision"] == before and served.condition("Ready")["status"] == "True"
@@ -89,10 +93,10 @@ async def test_a_slice_serves_once_its_handoff_was_seen(served: Served) -> None:
 
 # name -> (spec, condition, reason, words of its message)
 BROKEN: dict[str, tuple[dict[str, Any], str, str, list[str]]] = {
-    "nobyte": ({"prefill": env(no_transfer=True)}, "HandoffVerified", "NoTransfer", ["no byte came to decode", "itself"]),
-    "refuses": ({"prefill": env(refuse_transfer=True)}, "HandoffVerified", "TransferFailed", ["transfers to decode failed"]),
-    "bytes": ({"prefill": env(wrong_blob=True)}, "HandoffVerified", "OutputDiffers", ["3 of 3 answers differ"]),
-    "errors": ({"decode": env(error_status=500)}, "HandoffVerified", "RequestFailed", ["answered 5"]),
+    "nobyte": ({"prefill": faulty(no_transfer=True)}, "HandoffVerified", "NoTransfer", ["no byte came to decode", "itself"]),
+    "refuses": ({"prefill": faulty(refuse_transfer=True)}, "HandoffVerified", "TransferFailed", ["transfers to decode failed"]),
+    "bytes": ({"prefill": faulty(wrong_blob=True)}, "HandoffVerified", "OutputDiffers", ["3 of 3 answers differ"]),
+    "errors": ({"decode": faulty(error_status=500)}, "HandoffVerified", "RequestFailed", ["answered 5"]),
     "stale": (
         {"prefill": {**CPU, "env": [{"name": "STANDIN_VERSION", "value": "0.31.0"}]}},
         "HandoffVerified",
@@ -100,10 +104,29 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str, list[str]]] = {
         ["0.31.0 and 0.32.0"],
     ),
     "unstored": (
-        {"prefill": env(no_store=True), "lmcache": {"l1Size": "1Gi", "chunkSize": 64}},
+        cached(prefill=faulty(no_store=True)),
         "OffloadVerified",
         "NotSubmitting",
         ["3 lookups", "0 of"],
+    ),
+    "address": (
+        {"prefill": faulty(wrong_address=True)},
+        "HandoffVerified",
+        "TransferFailed",
+        ["transfers to decode failed", "itself"],
+    ),
+    "computes": ({"decode": faulty(no_transfer=True)}, "HandoffVerified", "NoTransfer", ["no byte came to decode", "itself"]),
+    "lazy": (
+        cached(prefill=faulty(lazy_offload=100)),
+        "OffloadVerified",
+        "NotSubmitting",
+        ["3 lookups", "0 of"],
+    ),
+    "lonely": (
+        cached(server_faults={"unregistered": True}, lmcache={"p2p": {"enabled": True}}),
+        "OffloadVerified",
+        "PeersMissing",
+        ["is unregistered and sees 0 of 1 others", "2 of 2 servers likewise"],
     ),
     # The annotation goes while the engine starts: the router never sees a connector, and answers 200.
     "passed": (
@@ -124,7 +147,10 @@ def test_what_is_broken_stays_dark_and_says_why(served: Served) -> None:
     served.cluster.kubectl("annotate", "pod", pod, f"{ANNOTATION}-", "-n", served.namespace)
     # One role is missing: the router is never Ready, so no request is sent at all.
     lame = replace(served, name="lame")
-    lame.apply(prefill=CPU, decode=env(unhealthy=True), verification="Required", router={"replicas": 1})
+    lame.apply(prefill=CPU, decode=faulty(unhealthy=True), verification="Required", router={"replicas": 1})
+    # LMCache is looked for where it is not: the engine does not come up.
+    astray = replace(served, name="astray")
+    astray.apply(**cached(prefill=faulty(cache_port=5999), decode=CPU), verification="Required", router={"replicas": 1})
 
     for name, one in all_of_them.items():
         _, type_, reason, words = BROKEN[name]
@@ -132,14 +158,19 @@ def test_what_is_broken_stays_dark_and_says_why(served: Served) -> None:
             f"{name}: {type_}={reason}", lambda o=one, t=type_: (c := o.condition(t)).get("status") == "False" and c, LIMIT_S
         )
         assert found["reason"] == reason, (name, found)
-        assert all(word in found["message"] for word in words), (name, found)
+        assert all(word in found["message"] for word in [*words, "failures in a row). Next: "]), (name, found)
         ready, progress = one.condition("Ready"), one.condition("Progressing")
         assert (ready["status"], ready["reason"]) == ("False", reason), (name, ready)
         assert (progress["status"], progress["reason"]) == ("False", "VerificationFailed"), (name, progress)
         assert not fronted(one), f"{name} was let to the front door"
         assert slice_of(one)["canary"]["failures"] >= TRIES and "verified" not in slice_of(one), name
         assert jobs(one) == [f"{slice_of(one)['name']}-canary-{slice_of(one)['canary']['number']}"], "older ones are gone"
+    assert handoffs(all_of_them["nobyte"]) >= REQUESTS, "the router says of every request that it was handed over"
+    assert not handoffs(passed)
     assert not jobs(lame) and not fronted(lame)
+    found = astray.until("CrashLoop", lambda: (c := astray.condition("PrefillReady")).get("reason") == "CrashLoop" and c, LIMIT_S)
+    assert "LMCache server 127.0.0.1:5999 not reachable" in found["message"] and "logs" in found["message"], found
+    assert astray.condition("Ready")["reason"] == "CrashLoop" and not jobs(astray) and not fronted(astray)
     assert lame.condition("Ready")["reason"] in ("Starting", "NotDiscovered"), lame.condition("Ready")
 
 

@@ -60,6 +60,7 @@ class EngineArgs:
     kv: KvConfig = field(default_factory=KvConfig.none)
     side_host: str = "localhost"
     side_port: int = 5600
+    dev_mode: bool = False  # VLLM_SERVER_DEV_MODE: routes for tests
     keep_alive: float = 5.0  # seconds that an idle HTTP connection stays open
 
 
@@ -161,6 +162,7 @@ def parse_serve(argv: Sequence[str], environment: dict[str, str] | None = None, 
         kv=_kv(given.kv_transfer_config, parser),
         side_host=environment.get("VLLM_NIXL_SIDE_CHANNEL_HOST", "localhost"),
         side_port=side_port,
+        dev_mode=environment.get("VLLM_SERVER_DEV_MODE", "0") == "1",
         keep_alive=keep_alive,
     )
     for name in _SAME_NAME:

@@ -1,6 +1,7 @@
 """The command lines of `lmcache server` and `lmcache coordinator`, with the flags, defaults and refusals of LMCache 0.5.5."""
 
 import argparse
+import json
 import os
 import uuid
 from collections.abc import Sequence
@@ -80,6 +81,7 @@ class CacheServerArgs:
     p2p_lookup_timeout: float
     p2p_load_timeout: float
     all: dict[str, object]
+    faults: dict[str, bool]  # STANDIN_CACHE_FAULTS, JSON: `unregistered` (the coordinator is never asked)
 
 
 @dataclass
@@ -163,6 +165,7 @@ def parse_server(argv: Sequence[str]) -> CacheServerArgs:
         p2p_lookup_timeout=given.p2p_lookup_timeout,
         p2p_load_timeout=given.p2p_load_timeout,
         all=vars(given),
+        faults=json.loads(os.environ.get("STANDIN_CACHE_FAULTS", "{}")),
     )
 
 

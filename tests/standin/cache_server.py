@@ -44,7 +44,7 @@ class CacheServer:
         """Listens on the data port; registers with the coordinator if there is one. Raises OSError."""
         self._server = await asyncio.start_server(self._connection, self.args.host, self.args.port)
         self._tasks.append(asyncio.create_task(self._reap()))
-        if self.args.coordinator_url:
+        if self.args.coordinator_url and not self.args.faults.get("unregistered"):
             self._tasks.append(asyncio.create_task(self._keep_registered()))
 
     async def stop(self) -> None:

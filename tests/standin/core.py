@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from standin.args import EngineArgs
@@ -66,7 +67,8 @@ class Engine:
         if nixl:
             self._add_nixl(nixl.enforce_handshake_compat)
         if args.kv.lmcache:
-            self.connectors.cache = CacheClient(args.kv.lmcache, args.model, args.block_size)
+            port = settings.faults.cache_port or args.kv.lmcache.port
+            self.connectors.cache = CacheClient(replace(args.kv.lmcache, port=port), args.model, args.block_size)
 
     @property
     def fingerprint(self) -> str:

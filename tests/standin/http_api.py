@@ -40,6 +40,8 @@ class HttpApi:
             "/v1/completions": {"POST": self._completion},
             "/standin/fault": {"GET": self._show_faults, "POST": self._set_faults},
         }
+        if engine.args.dev_mode:
+            self._routes["/reset_prefix_cache"] = {"POST": self._reset}
 
     async def handle(self, request: HttpRequest) -> HttpResponse | EventStream:
         """Answers one request and counts it."""
@@ -117,6 +119,9 @@ class HttpApi:
         tokens = model.encode(text)
         content = {"count": len(tokens), "max_model_len": self._engine.args.max_model_len, "tokens": tokens, "token_strs": None}
         return json_response(content)
+
+    async def _reset(self, _: HttpRequest) -> HttpResponse:
+        return json_response({"success": self._engine.pool.reset()})
 
     async def _show_faults(self, _: HttpRequest) -> HttpResponse:
         return json_response(vars(self._faults))

@@ -131,6 +131,15 @@ class BlockPool:
             self._cache[key] = block
             block.cached_as = key
 
+    def reset(self) -> bool:
+        """Forgets what the prefix cache finds; False while any block is held, as vLLM's /reset_prefix_cache."""
+        if any(block.references for block in self._blocks):
+            return False
+        for block in self._cache.values():
+            block.clear()
+        self._cache.clear()
+        return True
+
     def contents(self, block: Block) -> bytes:
         """The bytes that the block holds now."""
         if block.raw is not None:

@@ -44,6 +44,7 @@ class LMCacheSettings:
     port: int = 5555
     mq_timeout: float = 300.0
     heartbeat_interval: float = 10.0
+    lazy_threshold: int = 0  # with lmcache.mp.lazy_offload: requests that have ended before the oldest is stored
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ def parse(config: Any) -> KvConfig:
                 port=int(own.get("lmcache.mp.port", 5555)),
                 mq_timeout=float(own.get("lmcache.mp.mq_timeout", 300.0)),
                 heartbeat_interval=float(own.get("lmcache.mp.heartbeat_interval", 10.0)),
+                lazy_threshold=int(own.get("lmcache.mp.lazy_offload_threshold", 100)) if own.get("lmcache.mp.lazy_offload") else 0,
             )
         elif child.get("kv_connector") is not None:
             raise KvConfigError(f"the stand-in has no connector {child.get('kv_connector')!r}")

@@ -150,6 +150,14 @@ class Local:
         arguments = ["standin.cache", "coordinator", "--host", "127.0.0.1", "--port", str(port), *flags]
         return self.start(arguments, {}, f"http://127.0.0.1:{port}", "/healthz")
 
+    def member(self, coordinator: Running, name: str) -> Running:
+        """A cache server that finds others through a coordinator."""
+        address = f"127.0.0.1:{free_port()}"
+        flags = ["--instance-id", name, "--coordinator-url", coordinator.url, "--coordinator-advertise-ip", "127.0.0.1"]
+        flags += ["--coordinator-heartbeat-interval", "0.2", "--p2p-advertise-url", address, "--p2p-listen-url", address]
+        flags += ["--p2p-lookup-timeout", "5", "--p2p-load-timeout", "10", "--p2p-transfer-engine", "nixl"]
+        return self.cache(*flags, "--l1-align-bytes", "65536")
+
 
 def with_cache(role: str, data_port: int, *, mq_timeout: float = 10.0, heartbeat: float = 2.0) -> dict[str, Any]:
     """The --kv-transfer-config of an engine with NIXL and a cache server, as the operator renders it."""

@@ -53,6 +53,7 @@ class Puller:
         self._own = metadata
         self._settings = settings
         self._enforce = enforce
+        self._agents: dict[tuple[str, int], str] = {}  # address -> the engine that was first read there
 
     @property
     def _faults(self) -> Faults:
@@ -110,6 +111,9 @@ class Puller:
             raise TransferError(
                 f"NIXL compatibility hash mismatch: local vLLM {self._own['version']}, remote vLLM {peer.get('version')}"
             )
+        known = self._agents.setdefault((remote.host, remote.port), remote.engine_id)
+        if self._faults.stale_peers and known != remote.engine_id:
+            raise TransferError(f"the agent known at {remote.host}:{remote.port} is that of engine {known}: invalid metadata")
         if peer.get("engine_id") != remote.engine_id:
             raise TransferError(f"engine {remote.engine_id} is gone from {remote.host}:{remote.port}")
         for name in ("block_size", "bytes_per_token"):

@@ -47,6 +47,11 @@ class Faults:
     refuse_transfer: bool = False  # P refuses every read of D
     no_transfer: bool = False  # P answers 200 without kv_transfer_params, D ignores them: nothing moves, nothing fails
     no_store: bool = False  # the cache server is asked and never told: lookups grow, stores do not
+    lazy_offload: int = 0  # stores wait until this many requests have ended, as with lmcache.mp.lazy_offload_threshold
+    cache_port: int = 0  # the cache server is looked for at this port
+    wrong_address: bool = False  # P names a port for its side channel at which nobody listens
+    stale_peers: bool = False  # D keeps what it knew of an address: another engine that comes up there is read no more
+    die_in_transfer: bool = False  # P ends when D begins to read
     wrong_blob: bool = False  # P sends other bytes than it computed
     expire_leases: bool = False  # P's leases last 0 s
     transfer_delay: float = 0.0  # seconds that each transfer takes longer

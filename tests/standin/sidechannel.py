@@ -8,6 +8,7 @@ blocks, and notifies P, which then frees them. Until then P holds them under a l
 import asyncio
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -136,6 +137,8 @@ class SideChannel:
 
     def _read(self, message: wire.Header) -> tuple[wire.Header, bytes]:
         """The contents of the blocks asked for, whoever owns them now: like RDMA, a read after the lease does not fail."""
+        if self._faults.die_in_transfer:
+            os._exit(1)
         if self._faults.refuse_transfer:
             return {"ok": False, "error": "transfer refused (fault)"}, b""
         contents = []

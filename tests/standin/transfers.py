@@ -5,6 +5,7 @@ Who loads is decided as in vLLM's MultiConnector: both are asked, the handoff wi
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from standin.sequence import Sequence
 from standin.settings import Faults
 from standin.sidechannel import SideChannel
 
+LAZY_COUNT = 10  # requests that are stored at once with lazy offload (lmcache.mp.lazy_offload_select_count)
+NOBODY = 9  # a port at which nobody listens
 KEEP_REASONS = ("length", "stop")  # only a prompt that ended so is kept for D
 
 
@@ -36,6 +39,8 @@ class Connectors:
         self.cache: CacheClient | None = None
         self._waiting_for_peer: dict[str, Remote] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._pending: dict[str, list[tuple[bytes, bytes]]] = {}  # request -> chunks that are not stored yet, with lazy offload
+        self._ended: deque[str] = deque()  # of them, those that have ended
 
     def _start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -160,11 +165,29 @@ class Connectors:
             blocks = sequence.blocks[index * stride : (index + 1) * stride]
             chunks.append((key, b"".join(self._pool.contents(block) for block in blocks)))
         sequence.stored_tokens = end * chunk
-        self._start(self.cache.store(chunks))
+        if self._lazy:
+            self._pending.setdefault(sequence.request_id, []).extend(chunks)
+        else:
+            self._start(self.cache.store(chunks))
+
+    @property
+    def _lazy(self) -> int:
+        lmcache = self._args.kv.lmcache
+        return self._faults.lazy_offload or (lmcache.lazy_threshold if lmcache else 0)
+
+    def _store_oldest(self, request_id: str) -> None:
+        """With lazy offload: a request has ended; the oldest that did are stored once they are as many as the threshold."""
+        if request_id in self._pending:
+            self._ended.append(request_id)
+        for _ in range(LAZY_COUNT if len(self._ended) >= self._lazy else 0):
+            if self.cache and self._ended:
+                self._start(self.cache.store(self._pending.pop(self._ended.popleft())))
 
     def finished(self, sequence: Sequence, reason: str) -> tuple[bool, dict[str, Any] | None]:
         """(True if the blocks stay for a reader, what the answer says in kv_transfer_params)."""
         self._waiting_for_peer.pop(sequence.request_id, None)
+        if self._pending or self._lazy:
+            self._store_oldest(sequence.request_id)
         if sequence.remote is not None and not sequence.remote_used:
             self.release(sequence.remote)  # ended before its KV was fetched: P must not wait for the lease
         if self.side is None or not sequence.for_decode or reason not in KEEP_REASONS or self._faults.no_transfer:
@@ -186,7 +209,7 @@ class Connectors:
             "remote_engine_id": self._args.kv.engine_id,
             "remote_request_id": sequence.request_id,
             "remote_host": self._args.side_host,
-            "remote_port": self._args.side_port,
+            "remote_port": NOBODY if self._faults.wrong_address else self._args.side_port,
             "tp_size": self._args.tensor_parallel_size,
             "dcp_size": 1,
             "pp_size": self._args.pipeline_parallel_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,17 +64,17 @@ def local() -> Iterator[Local]:
         yield made
 
 
-def pair_of(local: Local, *, cache_port: int = 0, **variables: str) -> Pair:
-    """`cache_port`: where prefill looks for its LMCache server, if not where it is."""
-    caches = (local.cache(wait=False), local.cache(wait=False))
+def pair_of(local: Local, *, cache_port: int = 0, caches: Any = (), prefill: Any = None, **variables: str) -> Pair:
+    """`cache_port`: where prefill looks for its LMCache server, if not where it is; `prefill`: its variables."""
+    caches = caches or (local.cache(wait=False), local.cache(wait=False))
     ports = [cache_port or caches[0].ports["data"], caches[1].ports["data"]]
     for cache in caches:
         cache.ready()
-    prefill = local.engine("kv_producer", kv=with_cache("kv_producer", ports[0]), wait=False)
+    producer = local.engine("kv_producer", kv=with_cache("kv_producer", ports[0]), wait=False, **(prefill or {}))
     decode = local.engine(
         "kv_consumer", kv=with_cache("kv_consumer", ports[1]), wait=False, STANDIN_HANDSHAKE_TIMEOUT_S="0.5", **variables
     )
-    return Pair(prefill.ready(), decode.ready(), caches)
+    return Pair(producer.ready(), decode.ready(), caches)
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +256,38 @@ def test_a_server_that_nobody_stores_in_is_named(pair: Pair, local: Local) -> No
     verdict = proof.judge_offload(seen(pair, prefill=[Engine(pod="p-0", url=pair.prefill.url, cache=idle.url)]))
     assert verdict.reason is Reason.NOT_SUBMITTING
     assert "0 lookups" in verdict.sentence
+
+
+def test_servers_that_do_not_see_each_other_are_named(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "PEERS", 2.0)
+    coordinator = local.coordinator("--instance-timeout", "1", "--health-check-interval", "0.2")
+    group = pair_of(local, caches=tuple(local.member(coordinator, name) for name in ("p", "d")))
+    found = seen(group, p2p=True)
+    verdict = proof.judge_offload(found)
+    assert verdict.proven is True and found.cache.borrowed > 0 and "found on another server" in verdict.sentence
+    coordinator.signal(signal.SIGKILL)
+    coordinator.wait()
+    found = seen(group, p2p=True)
+    assert proof.judge_handoff(found).proven is True
+    verdict = proof.judge_offload(found)
+    assert verdict.reason is Reason.PEERS_MISSING, verdict
+    assert "pod p-0 is unregistered and sees 0 of 1 others" in verdict.sentence and "waited 2 s" in verdict.sentence
+
+
+def test_what_was_stored_is_found_again_where_the_engine_drops_its_own_cache(local: Local) -> None:
+    found = seen(pair_of(local, prefill={"VLLM_SERVER_DEV_MODE": "1"}))
+    assert (found.reuse.skipped, found.reuse.hit) == ("", 2 * CHUNK), found.reuse
+    verdict = proof.judge_offload(found)
+    assert verdict.proven is True and f"{2 * CHUNK} tokens came back from it" in verdict.sentence
+
+
+def test_an_engine_that_cannot_drop_its_cache_is_no_proof_of_reuse(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = pair_of(local, prefill={"VLLM_SERVER_DEV_MODE": "1"})
+    asked = {"do_remote_decode": True, "do_remote_prefill": False}
+    held = {"model": NAME, "prompt": "a prompt that nobody takes " * 20, "max_tokens": 1, "kv_transfer_params": asked}
+    group.prefill.client.json("POST", "/v1/completions", held)
+    found = seen(group)
+    assert "did not drop its cache" in found.reuse.skipped and proof.judge_offload(found).proven is True
 
 
 def test_others_at_the_same_engines_do_not_make_a_fallback_of_a_good_pair(pair: Pair) -> None:

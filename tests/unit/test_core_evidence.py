@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from evidence_world import BEGIN, SLICE, TICK, Page, World
@@ -11,7 +12,7 @@ from evidence_world import BEGIN, SLICE, TICK, Page, World
 from pd_operator.api.conditions import Reason
 from pd_operator.api.status import HandoffStatus
 from pd_operator.core.evidence import told
-from pd_operator.core.evidence.finding import read
+from pd_operator.core.evidence.finding import MAX_SENTENCE, read
 from pd_operator.core.evidence.watch import Evidence, contradiction, offload_contradiction, restore
 
 
@@ -103,6 +104,8 @@ def test_a_cause_has_its_reason_its_sentence_and_an_end(case: str) -> None:
     assert (found.reason.value, found.subject, found.slice) == (reason, subject, SLICE)
     for word in words:
         assert word in found.sentence, found.sentence
+    longest = "x" * (63 if subject != SLICE else 41)
+    assert "Next: " in found.sentence and len(found.sentence.replace(subject, longest)) <= MAX_SENTENCE, "what to do is not cut off"
     assert 10 * TICK <= found.since - BEGIN <= 12 * TICK  # the first sign
     for page in world.pages:
         page.failure, page.values["fetching"] = "", 0.0
@@ -110,6 +113,65 @@ def test_a_cause_has_its_reason_its_sentence_and_an_end(case: str) -> None:
         world.serve(20)
         world.tick()
     assert [reasons for _, reasons in world.turned] == [(reason,), ()], world.turned
+
+
+def no_answer(world: World, requests: float) -> None:
+    """Requests that a router with an open circuit refuses by itself."""
+    world.page("r0").add(offered=requests, failed=requests)
+
+
+def test_an_engine_that_its_router_has_stopped_asking_is_named() -> None:
+    """smg opens its circuit after ten errors and asks again once a minute: the counters of the engine hardly move any more."""
+    world = World(decode=1)
+    world.pages.append(Page("r0", "router", values={"failed": 0.0}))
+    for _ in range(10):
+        world.serve(20)
+        world.tick()
+    world.page("d0").add(bad_answers=11)
+    for _ in range(3):
+        no_answer(world, 20)
+        world.tick()
+    (found,) = world.evidence.findings
+    assert (found.reason, found.subject) == (Reason.BROKEN_PATH, "d0") and "routers refuse" in found.sentence
+    assert contradiction(world.evidence, SLICE, 0.0) == found
+    for _ in range(20):
+        no_answer(world, 20)
+        world.tick()
+    assert world.reasons() == ["BrokenPath"], "nothing is well yet"
+    for _ in range(4):
+        world.serve(20)
+        world.tick()
+    assert world.reasons() == []
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_errors_of_an_engine_that_ended_say_nothing_of_the_next(restarted: bool) -> None:
+    """It died with ten errors; the one that came after it is ready, and its router has not found it yet."""
+    world = World(decode=1)
+    world.pages.append(Page("r0", "router", values={"failed": 0.0}))
+    for _ in range(4):
+        world.serve(20)
+        world.tick()
+    world.page("d0").add(bad_answers=10)
+    world.tick()
+    if restarted:
+        world.page("d0").reset()
+    for _ in range(6):
+        no_answer(world, 20)
+        world.tick()
+    assert world.reasons() == ([] if restarted else ["BrokenPath"])
+
+
+def test_errors_that_are_over_accuse_nobody() -> None:
+    """Five errors at once, then nobody asks."""
+    world = World(decode=1)
+    world.pages.append(Page("r0", "router", values={"failed": 0.0}))
+    world.serve(20)
+    world.tick()
+    world.page("d0").add(bad_answers=8)
+    no_answer(world, 8)
+    world.tick(10)
+    assert world.turned == []
 
 
 @pytest.mark.parametrize("case", ["silent", "one silent", "failing", "errors"])
@@ -314,25 +376,68 @@ def test_what_contradicts_a_proof_of_offload() -> None:
     world = World(cache=True)
     for page in world.pages:
         page.pod = f"{SLICE}-{page.pod}"
-    mine = f"{SLICE}-p0"
+    mine, other = f"{SLICE}-p0", f"{SLICE}-p1"
 
-    def ask(stored: float) -> None:  # lookups without stores: the missing real-blocks fix
+    def ask(*stored: float) -> None:  # lookups without stores: the missing real-blocks fix
         world.serve(20)
-        world.page(mine, "cache").add(lookups=2, requested=512, stored=stored)
+        for pod, chunks in zip((mine, other), stored, strict=True):
+            world.page(pod, "cache").add(lookups=2, requested=512, stored=chunks)
         world.tick()
 
     for _ in range(10):
-        ask(0)
-    against = offload_contradiction(world.evidence, SLICE)
-    assert against is not None and against[0] is Reason.NOT_SUBMITTING and mine in against[1]
-    assert offload_contradiction(world.evidence, "other") is None and offload_contradiction(None, SLICE) is None
+        ask(0, 2)
+    (found,) = world.evidence.findings
+    assert (found.reason, found.subject) == (Reason.NOT_SUBMITTING, mine) and "Next: kubectl logs" in found.sentence
+    assert len(found.sentence.replace(mine, "x" * 63)) <= MAX_SENTENCE
+    assert offload_contradiction(world.evidence, SLICE, 0.0) is None, "the other one stores"
     for _ in range(10):
-        ask(2)
-    assert offload_contradiction(world.evidence, SLICE) is None
+        ask(0, 0)
+    against = offload_contradiction(world.evidence, SLICE, 0.0)
+    assert against is not None and against.reason is Reason.NOT_SUBMITTING and against.subject == mine
+    assert offload_contradiction(world.evidence, SLICE, world.now) is None  # proven after it
+    assert offload_contradiction(world.evidence, "other", 0.0) is None and offload_contradiction(None, SLICE, 0.0) is None
+    assert contradiction(world.evidence, SLICE, 0.0) is None, "it hands over all the same"
+    world.tick(6)
+    assert offload_contradiction(world.evidence, SLICE, 0.0) is not None, "silence takes nothing back"
+    ask(2, 0)
+    assert [f.subject for f in world.evidence.findings] == [other]
+    assert offload_contradiction(world.evidence, SLICE, 0.0) is None
     world.page(mine, "cache").failure = "Connection refused"
     world.tick(6)
-    against = offload_contradiction(world.evidence, SLICE)
-    assert against is not None and against[0] is Reason.SERVER_DOWN and mine in against[1]
+    against = offload_contradiction(world.evidence, SLICE, 0.0)
+    assert against is not None and against.reason is Reason.CACHE_DOWN and against.subject == mine
+
+
+def test_a_coordinator_that_stays_away_has_a_name() -> None:
+    world = World(cache=True)
+
+    def live(ready: bool | None, ticks: int) -> None:
+        for _ in range(ticks):
+            world.serve(20)
+            for page in world.of("cache"):
+                page.add(lookups=2, requested=512, stored=2)
+            world.tick(site=replace(world.site(), coordinators={} if ready is None else {SLICE: ready}))
+
+    live(False, 8)
+    assert world.reasons() == [], "it was never there: the canary's to tell"
+    live(True, 2)
+    live(False, 3)
+    live(True, 1)
+    live(False, 4)
+    assert world.reasons() == [], "it was made again"
+    live(False, 1)
+    (found,) = world.evidence.findings
+    assert (found.reason, found.subject, found.slice) == (Reason.CACHE_DOWN, f"{SLICE}-coordinator", SLICE)
+    assert "no ready pod" in found.sentence and "Next: kubectl describe pods -l" in found.sentence
+    assert offload_contradiction(world.evidence, SLICE, 0.0) is None, "each server stores"
+    world.record = restore({"handoff": told.handoff(world.evidence, {})})
+    live(False, 1)
+    assert world.reasons() == ["CacheDown"], "a restart of the operator forgets nothing"
+    live(True, 1)
+    assert world.reasons() == []
+    live(False, 6)
+    live(None, 1)
+    assert world.reasons() == [], "P2P was switched off"
 
 
 def test_findings_that_are_no_findings_are_left_out() -> None:

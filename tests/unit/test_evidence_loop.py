@@ -18,6 +18,8 @@ from pd_operator.controller.evidence_metrics import EvidenceMetrics
 from pd_operator.controller.loop import Key
 from pd_operator.controller.roster import Roster
 from pd_operator.core.evidence.counters import Counters
+from pd_operator.core.names import COMPONENT, COORDINATOR, ROLE
+from pd_operator.core.names import SLICE as SLICE_LABEL
 from pd_operator.core.observed import ContainerFact
 from pd_operator.core.plan import make_plan
 from pd_operator.core.snapshot import Snapshot
@@ -206,3 +208,24 @@ def test_the_crd_knows_what_is_told() -> None:
     version = deployment_crd()["spec"]["versions"][0]
     handoff = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["handoff"]["properties"]
     assert {"fallbackRequests", "expired", "lastVerified", "unverified", "findings"} <= set(handoff)
+
+
+def test_a_coordinator_that_lost_its_pod_is_told() -> None:
+    world = ips(World(lmcache={"p2p": {"enabled": True}}))
+    engine = world.snapshot.pods[0]
+    labels = {**engine.labels, COMPONENT: COORDINATOR}
+    labels.pop(ROLE)
+    pod = replace(engine, name="coordinator", uid="uid-coordinator", labels=labels, containers=())
+    for ready, ticks in ((True, 2), (False, 4)):
+        world.stores.pods.put("pods", (pod.namespace, pod.name), replace(pod, ready=ready))
+        world.tick(ticks, **GOOD)
+        assert world.condition()["reason"] == "AsExpected"
+    world.tick(1, **GOOD)
+    found = world.condition()
+    assert found["reason"] == "CacheDown" and f"{engine.labels[SLICE_LABEL]}-coordinator: " in found["message"], found
+    world.restart()
+    world.tick(1, **GOOD)
+    assert world.condition()["reason"] == "CacheDown"
+    world.stores.pods.put("pods", (pod.namespace, pod.name), replace(pod, ready=True))
+    world.tick(1, **GOOD)
+    assert world.condition()["reason"] == "AsExpected"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from builders import NAME, NOW, conditions
 from test_i5_verification import GOOD, after, fronts, job, shown, up
 
 from pd_operator.api.conditions import Reason
-from pd_operator.core.evidence.finding import Finding
+from pd_operator.core.evidence.finding import OFFLOAD, Finding
 from pd_operator.core.evidence.watch import Evidence
 from pd_operator.core.names import slice_name
 from pd_operator.core.plan import make_plan
@@ -30,7 +31,12 @@ def seen(reason: Reason, *, seconds: float = 60.0, all_of_it: bool = True, slice
     name = slice_ or slice_name(NAME, pairing_hash(up().spec))
     since = (NOW + timedelta(seconds=seconds)).timestamp()
     found = Finding(reason, "a-pod", name, since, "decode computed 9 of 9 prompts itself")
-    return Evidence(since, (found,), disproved=frozenset({name} if all_of_it else ()))
+    if not all_of_it:
+        return Evidence(since, (found,))
+    if reason in OFFLOAD:
+        other = replace(found, subject=f"{name}-coordinator", sentence="the coordinator has no ready pod")
+        return Evidence(since, (other, found), unstored=frozenset({"a-pod"}))
+    return Evidence(since, (found,), disproved=frozenset({name}))
 
 
 @pytest.mark.parametrize(
@@ -52,6 +58,25 @@ def test_a_proof_that_counters_speak_against_is_none(reason: Reason, told: str) 
     assert shown(restarted, "HandoffVerified") == (status, why, message)
     mended = replace(again, evidence=Evidence(0.0))
     assert shown(mended, "HandoffVerified")[0] == "True" and shown(mended, "Ready")[0] == "True"
+
+
+@pytest.mark.parametrize(("reason", "told"), [(Reason.CACHE_DOWN, "ServerDown"), (Reason.NOT_SUBMITTING, "NotSubmitting")])
+def test_a_proof_of_offload_that_counters_speak_against_is_none(reason: Reason, told: str) -> None:
+    changes: dict[str, Any] = {"lmcache": {}}
+    snapshot = job(up(changes, front=True), 1, GOOD)
+    snapshot = after(snapshot, build_status(snapshot, make_plan(snapshot)))
+    assert shown(snapshot, "OffloadVerified")[:2] == ("True", "Verified") and shown(snapshot, "Ready")[0] == "True"
+    slice_ = slice_name(NAME, pairing_hash(snapshot.spec))
+    against = replace(snapshot, evidence=seen(reason, slice_=slice_))
+    status, why, message = shown(against, "OffloadVerified")
+    assert (status, why) == ("False", told) and "speak against it since: decode computed 9 of 9" in message
+    assert shown(against, "HandoffVerified")[:2] == ("True", "Verified")
+    assert shown(against, "Ready")[:2] == ("False", told) and fronts(make_plan(against)) == [True]
+    again = after(against, build_status(against, make_plan(against)), 60.0)
+    assert shown(replace(again, evidence=None), "OffloadVerified") == (status, why, message)
+    assert shown(replace(again, evidence=Evidence(0.0)), "OffloadVerified")[0] == "True"
+    one_of_two = replace(snapshot, evidence=seen(reason, slice_=slice_, all_of_it=False))
+    assert shown(one_of_two, "OffloadVerified")[0] == "True" and shown(one_of_two, "Degraded")[1] == reason.value
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,9 @@ def test_a_failure_is_tried_again_soon_and_then_it_is_a_condition() -> None:
         assert (progress["reason"] == "VerificationFailed") is (times >= TRIES), progress
     message = shown(failed(3), "Ready")[2]
     assert "no byte came to decode" in message and "canary-3" in message
+    assert message.endswith(
+        "Next: look at the connector of both engines and at the network between their pods; then run the canary again."
+    )
 
 
 def test_a_success_after_failures_starts_the_count_anew() -> None:

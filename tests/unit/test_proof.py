@@ -82,6 +82,9 @@ def test_what_proves_a_handoff(changes: dict[str, Any]) -> None:
         ({"cache": {"down": "waited 10 s for http://y"}}, False, Reason.SERVER_DOWN, ["waited 10 s"]),
         ({"reuse": {"skipped": "", "hit": 128, "expected": 64}}, True, Reason.VERIFIED, ["128 tokens came back"]),
         ({"reuse": {"skipped": "", "hit": 0, "expected": 64}}, False, Reason.NOT_SUBMITTING, ["0 of 64"]),
+        ({"cache": {"apart": "p-0 is unregistered"}}, False, Reason.PEERS_MISSING, ["p-0 is unregistered"]),
+        ({"cache": {"apart": "x", "written": 0, "objects": 0}}, False, Reason.NOT_SUBMITTING, []),  # the graver one
+        ({"cache": {"borrowed": 384}}, True, Reason.VERIFIED, ["384 tokens found on another server"]),
         ({"failures": 1, "failure": "answered 500"}, None, Reason.NOT_YET_RUN, ["answered 500"]),
         ({"problem": "waited"}, None, Reason.NOT_YET_RUN, ["waited"]),
         ({"chunks": 0}, None, Reason.NOT_YET_RUN, ["shorter than one chunk"]),

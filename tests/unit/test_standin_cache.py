@@ -142,6 +142,27 @@ def test_an_engine_does_not_start_without_its_cache_server(local: Local) -> None
     assert "must be a multiple" in odd.output()
 
 
+def test_a_wrong_port_is_as_no_server(local: Local) -> None:
+    cache = local.cache()
+    kv = with_cache("kv_producer", cache.ports["data"], mq_timeout=0.5)
+    astray = local.engine("kv_producer", kv=kv, wait=False, STANDIN_FAULTS=f'{{"cache_port": {free_port()}}}')
+    assert astray.wait() == 1 and "not reachable" in astray.output()
+
+
+def test_lazy_offload_stores_when_enough_requests_have_ended(local: Local) -> None:
+    cache = local.cache()
+    kv = with_cache("kv_producer", cache.ports["data"])
+    kv["kv_connector_extra_config"]["connectors"][1]["kv_connector_extra_config"] |= {
+        "lmcache.mp.lazy_offload": True,
+        "lmcache.mp.lazy_offload_threshold": 3,
+    }
+    engine = local.engine("kv_producer", kv=kv)
+    chunks = [complete(engine, prompt_of(120))[1] for _ in range(2)]
+    assert counter(cache, "lookups_requests_total") == 2 and objects(cache) == 0
+    chunks.append(complete(engine, prompt_of(120))[1])
+    until(lambda: objects(cache) == sum(chunks), "the chunks of all three")
+
+
 def test_a_failed_load_ends_an_engine_that_fails_hard(local: Local) -> None:
     cache = local.cache()
     kv = {**with_cache("kv_consumer", cache.ports["data"]), "kv_load_failure_policy": "fail"}
@@ -156,7 +177,7 @@ def test_a_failed_load_ends_an_engine_that_fails_hard(local: Local) -> None:
 
 def test_servers_register_and_read_from_each_other(local: Local) -> None:
     coordinator = local.coordinator("--instance-timeout", "1", "--health-check-interval", "0.2")
-    group = [_member(local, coordinator, name) for name in ("one", "two")]
+    group = [local.member(coordinator, name) for name in ("one", "two")]
     for member in group:
         until(lambda member=member: _p2p(member) == ("registered", 1), "the registration")
     assert {one["instance_id"] for one in coordinator.client.json("GET", "/instances")["instances"]} == {"one", "two"}
@@ -177,17 +198,17 @@ def test_servers_register_and_read_from_each_other(local: Local) -> None:
     assert coordinator.client.json("GET", "/instances") == {"instances": []}, "a server that stops leaves the group"
 
 
-def _member(local: Local, coordinator: Running, name: str) -> Running:
-    address = f"127.0.0.1:{free_port()}"
-    flags = ["--instance-id", name, "--coordinator-url", coordinator.url, "--coordinator-advertise-ip", "127.0.0.1"]
-    flags += ["--coordinator-heartbeat-interval", "0.2", "--p2p-advertise-url", address, "--p2p-listen-url", address]
-    flags += ["--p2p-lookup-timeout", "5", "--p2p-load-timeout", "10", "--p2p-transfer-engine", "nixl", "--l1-align-bytes", "65536"]
-    return local.cache(*flags)
-
-
 def _p2p(cache: Running) -> tuple[str, int]:
     status = cache.client.json("GET", "/status")
     return status["p2p_state"], status["p2p_peer_count"]
+
+
+def test_a_server_that_does_not_ask_the_coordinator_stays_unregistered(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = local.coordinator()
+    monkeypatch.setenv("STANDIN_CACHE_FAULTS", '{"unregistered": true}')
+    lonely = local.member(coordinator, "lonely")
+    assert lonely.client.json("GET", "/status")["p2p_state"] == "unregistered"
+    assert coordinator.client.json("GET", "/instances") == {"instances": []}
 
 
 def test_the_coordinator_speaks_lmcaches_protocol(local: Local) -> None:

@@ -1,5 +1,6 @@
 """The handoff between two engine stand-ins: bytes cross a socket, and the decode engine's text depends on them."""
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -191,6 +192,42 @@ def test_refused_reads_are_recomputed_and_counted(trio: Trio) -> None:
     assert tokens(answer) == tokens(complete(trio.unified, prompt))
     assert value(trio.decode, "nixl_num_failed_transfers_total") == failed + 1
     assert sources(trio.decode)["local_compute"] - before["local_compute"] == answer["usage"]["prompt_tokens"]
+
+
+def test_a_wrong_address_of_the_side_channel_costs_the_handshake_timeout(trio: Trio) -> None:
+    failed = value(trio.decode, "nixl_num_failed_transfers_total")
+    trio.prefill.fault(wrong_address=True)
+    try:
+        began = time.monotonic()
+        params, answer = hand_over(trio.prefill, trio.decode, prompt_of(60))
+    finally:
+        trio.prefill.fault(wrong_address=False)
+    assert params["remote_port"] != trio.prefill.ports["side"] and time.monotonic() - began > 0.5
+    assert answer["usage"]["prompt_tokens"] > 0 and value(trio.decode, "nixl_num_failed_transfers_total") == failed + 1
+
+
+def test_a_prefill_engine_that_dies_in_a_transfer(local: Local) -> None:
+    prefill, decode = pair(local, **FAST_FAILURE)
+    hand_over(prefill, decode, prompt_of(60))
+    prefill.fault(die_in_transfer=True)
+    prompt = prompt_of(60)
+    _, answer = hand_over(prefill, decode, prompt)
+    assert prefill.wait() == 1 and value(decode, "nixl_num_failed_transfers_total") == 1
+    assert tokens(answer) == tokens(complete(local.engine(), prompt)), "decode computed it, and the answer is right"
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_another_engine_at_a_known_address(local: Local, stale: bool) -> None:
+    first, decode = pair(local, **FAST_FAILURE)
+    hand_over(first, decode, prompt_of(60))
+    decode.fault(stale_peers=stale)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    second = local.engine("kv_producer", VLLM_NIXL_SIDE_CHANNEL_PORT=str(first.ports["side"]))
+    for _ in range(2):
+        hand_over(second, decode, prompt_of(60))
+    assert value(decode, "nixl_num_failed_transfers_total") == (2 if stale else 0)
+    assert value(decode, "nixl_bytes_transferred_count") == (1 if stale else 3)
 
 
 def test_a_prefill_engine_that_is_gone_costs_the_handshake_timeout(trio: Trio) -> None:

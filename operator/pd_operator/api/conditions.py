@@ -98,6 +98,7 @@ class Reason(StrEnum):
     CANARY_FORBIDDEN = "CanaryForbidden"
     NOT_SUBMITTING = "NotSubmitting"
     SERVER_DOWN = "ServerDown"
+    PEERS_MISSING = "PeersMissing"
     VERIFICATION_FAILED = "VerificationFailed"
     UPDATED = "Updated"
     ROLLING_OUT = "RollingOut"
@@ -220,7 +221,7 @@ REASONS: Mapping[Reason, ReasonDoc] = {
     ),
     Reason.CACHE_DOWN: ReasonDoc(
         (Type.DEGRADED,),
-        "The LMCache server beside an engine does not answer; the engine serves without it.",
+        "The LMCache server beside an engine does not answer, and the engine serves without it; or the coordinator of P2P is gone.",
         "Read its log with the command in the message.",
     ),
     Reason.READY: ReasonDoc((*_ROLES, Type.READY), "Everything that the condition covers works."),
@@ -297,12 +298,17 @@ REASONS: Mapping[Reason, ReasonDoc] = {
         "Allow one small pod, or set spec.verification: Disabled and verify by hand.",
     ),
     Reason.NOT_SUBMITTING: ReasonDoc(
-        (Type.OFFLOAD_VERIFIED, Type.READY),
+        (Type.OFFLOAD_VERIFIED, Type.READY, Type.DEGRADED),
         "Prefill computed prompts and its LMCache server did not store them.",
         "Look at prefill's log for LMCache, and at the server's.",
     ),
     Reason.SERVER_DOWN: ReasonDoc(
         (Type.OFFLOAD_VERIFIED, Type.READY), "An LMCache server does not answer.", "Look at the container lmcache of the pod."
+    ),
+    Reason.PEERS_MISSING: ReasonDoc(
+        (Type.OFFLOAD_VERIFIED, Type.READY),
+        "With lmcache.p2p the LMCache servers of a slice do not see each other: what one stored, the others compute again.",
+        "Look at the pod of the slice's coordinator, and at the way from the servers to it and to each other.",
     ),
     Reason.VERIFICATION_FAILED: ReasonDoc(
         (Type.PROGRESSING,),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,7 +21,8 @@ from pd_operator.core.evidence import told
 from pd_operator.core.evidence.attainment import Objectives
 from pd_operator.core.evidence.counters import Counters
 from pd_operator.core.evidence.watch import Evidence, Record, Site, look, restore
-from pd_operator.core.names import ROLE, ROLES, SLICE, Role
+from pd_operator.core.names import COMPONENT, COORDINATOR, ROLE, ROLES, SLICE, Role
+from pd_operator.core.observed import PodFact
 from pd_operator.core.scaled import Starts
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.store import Stores
@@ -135,7 +136,8 @@ class EvidenceLoop:
             for name in sorted(entry.serving)
         }
         known.starts.see(pods)
-        return Site(ready, seconds(entry.spec.handoff.lease_duration), dict(known.starts.lead), _objectives(entry))
+        lease, lead = seconds(entry.spec.handoff.lease_duration), dict(known.starts.lead)
+        return Site(ready, lease, lead, _objectives(entry), _coordinators(entry, pods))
 
 
 def _objectives(entry: Entry) -> Objectives:
@@ -148,6 +150,14 @@ def _objectives(entry: Entry) -> Objectives:
         seconds(slo.itl) if slo.itl else None,
         slo.percentile,
     )
+
+
+def _coordinators(entry: Entry, pods: Sequence[PodFact]) -> dict[str, bool]:
+    """Serving slice -> whether its LMCache coordinator has a ready pod; nothing without P2P."""
+    if entry.spec.lmcache is None or not entry.spec.lmcache.p2p.enabled:
+        return {}
+    ready = {p.labels.get(SLICE) for p in pods if p.labels.get(COMPONENT) == COORDINATOR and p.ready and not p.deleting}
+    return {name: name in ready for name in sorted(entry.serving)}
 
 
 def _counts(labels: Mapping[str, str], slice_: str, role: Role) -> bool:

@@ -38,6 +38,7 @@ class Case(BaseModel):
     router_version: str = ""
     cache_version: str = ""
     chunk: int = 0  # tokens of a chunk of LMCache; 0 without it
+    p2p: bool = False  # LMCache servers of the slice find each other through its coordinator
     dark: bool = True  # nobody else uses these engines
     prefill: tuple[Engine, ...]
     decode: tuple[Engine, ...]

@@ -23,6 +23,7 @@ SITE: Final = "pdserve.dev/site"  # annotation of a slice's engine workloads: co
 LLMD_ROLE: Final = "llm-d.ai/role"  # so that the llm-d router's discovery works on our pods as they are
 DEPLOYMENT_KIND: Final = "Deployment"
 GROUP_KIND: Final = "LeaderWorkerSet"  # leaderworkerset.x-k8s.io: a replica is a leader pod and its workers
+COORDINATOR: Final = "coordinator"  # component of a slice's LMCache coordinator, with P2P
 REVISION_COMPONENT: Final = "revision"  # component of our ControllerRevisions
 WORKLOADS: Final = (DEPLOYMENT_KIND, GROUP_KIND)
 MANAGED_SELECTOR: Final = f"{MANAGED_BY}={MANAGER}"

@@ -42,6 +42,8 @@ class Cache(Part):
     lookups: float = 0
     written: float = 0  # chunks
     objects: float = 0
+    borrowed: float = 0  # tokens that they, or decode's, found on another server, with P2P
+    apart: str = ""  # with P2P: which server does not see the others, and how long that was waited for
     down: str = ""  # which server did not answer, and what was waited for
 
 
@@ -149,6 +151,7 @@ def judge_offload(seen: Evidence) -> Verdict:
         return Verdict(None, Reason.NOT_YET_RUN, f"not judged: {judge_handoff(seen).sentence}")
     if wrong is None and not seen.chunks:
         return Verdict(None, Reason.NOT_YET_RUN, "not judged: the model's context is shorter than one chunk of LMCache")
+    lent = f"; {cache.borrowed:.0f} tokens found on another server" if cache.borrowed else ""
     again = seen.reuse.skipped or f"{seen.reuse.hit:.0f} tokens came back from it"
     return (
         wrong
@@ -163,13 +166,14 @@ def judge_offload(seen: Evidence) -> Verdict:
                 Reason.NOT_SUBMITTING,
                 f"{cache.lookups:.0f} lookups, and {stored:.0f} of {seen.chunks} chunks stored",
             ),
+            (bool(cache.apart), Reason.PEERS_MISSING, cache.apart),
             (
                 not seen.reuse.skipped and seen.reuse.hit < seen.reuse.expected and not seen.shared,
                 Reason.NOT_SUBMITTING,
                 found,
             ),
         )
-        or Verdict(True, Reason.VERIFIED, f"{stored:.0f} chunks stored, {seen.chunks} expected; {again}")
+        or Verdict(True, Reason.VERIFIED, f"{stored:.0f} chunks stored, {seen.chunks} expected{lent}; {again}")
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from pd_operator.api.conditions import Condition, Reason, Type
-from pd_operator.core.evidence.watch import contradiction
+from pd_operator.api.conditions import REASONS, Condition, Reason, Type
+from pd_operator.core.evidence.watch import contradiction, offload_contradiction
 from pd_operator.core.names import canary
 from pd_operator.core.plan import Plan
 from pd_operator.core.proof import Verdict
@@ -17,6 +17,12 @@ from pd_operator.core.verification import TRIES, Proven, Record, mode_of
 
 OFF: Final = "spec.verification is Disabled: no canary runs, and Ready does not wait for one"
 SINCE: Final = "it was proven, and counters speak against it since: "
+# What counters accuse -> the reason of a condition that a canary had proven.
+TAKEN_BACK: Final[Mapping[Reason, Reason]] = {
+    Reason.SILENT_FALLBACK: Reason.SILENT_FALLBACK,
+    Reason.CACHE_DOWN: Reason.SERVER_DOWN,
+    Reason.NOT_SUBMITTING: Reason.NOT_SUBMITTING,
+}
 _GRAVITY: Final = {False: 0, None: 1, True: 2}
 
 
@@ -57,30 +63,35 @@ def _verdict(snapshot: Snapshot, plan: Plan, slice_: SlicePlan, offload: bool) -
         found = Verdict(None if offload else False, reason, refused)
     elif trial is not None and trial.failures >= TRIES:
         said = (trial.offload or trial.handoff) if offload else trial.handoff
-        log = f" (Job {canary(slice_.name, trial.number)}, {trial.failures} failures in a row)" if said.proven is not True else ""
-        found = replace(said, sentence=f"{said.sentence}{log}")
+        log = f" (Job {canary(slice_.name, trial.number)}, {trial.failures} failures in a row){_next(said)}"
+        found = said if said.proven is True else replace(said, sentence=f"{said.sentence}{log}")
     elif record.proven is not None:
-        found = (None if offload else _contradicted(snapshot, slice_, record.proven)) or _proven(record, record.proven, offload)
+        found = _contradicted(snapshot, slice_, record.proven, offload) or _proven(record, record.proven, offload)
     else:
         found = Verdict(None, Reason.NOT_YET_RUN, _waiting(record, offload))
     return replace(found, sentence=f"{slice_.name}: {found.sentence}")
 
 
-def _contradicted(snapshot: Snapshot, slice_: SlicePlan, proven: Proven) -> Verdict | None:
-    """What counters say since against the proof of a handoff (invariant I5); after a restart what was said before stands until the
-    first look at them."""
+def _next(said: Verdict) -> str:
+    """What the user does about it, as docs/reference/conditions.md says."""
+    remedy = REASONS[said.reason].remedy
+    return f". Next: {remedy[0].lower()}{remedy[1:]}" if said.proven is False and remedy else ""
+
+
+def _contradicted(snapshot: Snapshot, slice_: SlicePlan, proven: Proven, offload: bool) -> Verdict | None:
+    """What counters say since against the proof of a handoff or an offload (invariant I5); after a restart what was said before
+    stands until the first look at them."""
+    type_ = Type.OFFLOAD_VERIFIED if offload else Type.HANDOFF_VERIFIED
     if snapshot.evidence is None:
-        before: Mapping[str, Any] = next(
-            (c for c in snapshot.status.get("conditions", ()) if c["type"] == Type.HANDOFF_VERIFIED), {}
-        )
+        before: Mapping[str, Any] = next((c for c in snapshot.status.get("conditions", ()) if c["type"] == type_), {})
         prefix = f"{slice_.name}: {SINCE}"
         told = before.get("status") == "False" and str(before.get("message", "")).startswith(prefix)
         return Verdict(False, Reason(before["reason"]), before["message"].removeprefix(f"{slice_.name}: ")) if told else None
-    against = contradiction(snapshot.evidence, slice_.name, proven.at.timestamp())
+    look = offload_contradiction if offload else contradiction
+    against = look(snapshot.evidence, slice_.name, proven.at.timestamp())
     if against is None:
         return None
-    silent = against.reason is Reason.SILENT_FALLBACK
-    return Verdict(False, Reason.SILENT_FALLBACK if silent else Reason.TRANSFER_FAILED, f"{SINCE}{against.sentence}")
+    return Verdict(False, TAKEN_BACK.get(against.reason, Reason.TRANSFER_FAILED), f"{SINCE}{against.sentence}")
 
 
 def _proven(record: Record, proven: Proven, offload: bool) -> Verdict:

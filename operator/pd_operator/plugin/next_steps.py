@@ -88,6 +88,11 @@ STEPS: Mapping[Reason, tuple[str, ...]] = {
         "to try again now: kubectl -n {namespace} delete jobs -l pdserve.dev/deployment={name},app.kubernetes.io/component=canary",
     ),
     Reason.NOT_SUBMITTING: (PREFILL, CACHE),
+    Reason.PEERS_MISSING: (
+        "kubectl -n {namespace} describe pods -l pdserve.dev/deployment={name},app.kubernetes.io/component=coordinator",
+        CACHE,
+        POLICY,
+    ),
     Reason.SERVER_DOWN: (CACHE, DESCRIBE),
     Reason.WEIGHTS_NOT_ENFORCEABLE: (
         "set spec.gateway, or replicas that divide evenly over the domains: kubectl -n {namespace} edit pdd {name}",

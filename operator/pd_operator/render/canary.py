@@ -76,6 +76,7 @@ def _case(snapshot: Snapshot, plan: Canary) -> Case:
         router_version=catalog.router_version(spec),
         cache_version=spec.lmcache.version if spec.lmcache else "",
         chunk=spec.lmcache.chunk_size if spec.lmcache else 0,
+        p2p=spec.lmcache.p2p.enabled if spec.lmcache else False,
         dark=plan.dark,
         prefill=_engines(snapshot, slice_.name, "prefill"),
         decode=_engines(snapshot, slice_.name, "decode"),

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pd_operator.api.types import LMCacheSpec
-from pd_operator.core.names import COMPONENT, DEPLOYMENT, SLICE, service_account, slice_labels, workload
+from pd_operator.core.names import COMPONENT, COORDINATOR, DEPLOYMENT, SLICE, service_account, slice_labels, workload
 from pd_operator.core.rollout import SlicePlan
 from pd_operator.core.snapshot import Snapshot
 from pd_operator.render import objects
 from pd_operator.render.template import merge, merge_env
 from pd_operator.upstream import lmcache
 
-COORDINATOR = "coordinator"
 BORROWED = ("volumes", "nodeSelector", "tolerations", "imagePullSecrets")
 
 

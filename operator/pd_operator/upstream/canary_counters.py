@@ -31,6 +31,7 @@ LMCACHE: Final[Mapping[str, Series]] = {
     "lookups": Series(Kind.COUNTER, ("lmcache_mp_lookups_requests_total",), optional=True),
     "written": Series(Kind.COUNTER, ("lmcache_mp_l1_write_chunks_total",), optional=True),
     "hit": Series(Kind.COUNTER, ("lmcache_mp_lookup_hit_tokens_total",), optional=True),
+    "borrowed": Series(Kind.COUNTER, ("lmcache_mp_lookup_hit_l2_tokens_total",), optional=True),
 }
 # smg's own decision for each request, measured with 1.13.0: `passthrough` hands nothing over. It says what was asked for, never
 # what was done, so a `nixl` of it proves nothing.

@@ -52,6 +52,7 @@ class Track:
     last: Counters
     steps: tuple[Step, ...] = ()
     seen: bool = False  # whether this process ever had a page of it
+    restarted: float = 0.0  # time of the page that showed that counters had been reset with their process; 0 if none did
     down_since: float | None = None  # the page cannot be had though it could, or the kubelet says that it does not run
 
     def total(self, name: str, since: float = 0.0) -> float | None:
@@ -82,15 +83,21 @@ def follow(track: Track | None, page: Counters, now: float) -> Track:
     down = page.running is False or (page.failure != "" and track is not None and track.seen)
     since = None if not down else (track.down_since if track and track.down_since is not None else now)
     if track is None or track.last.uid != page.uid:
-        return Track(page, (), good, since)
+        return Track(page, (), good, down_since=since)
     young = sum(step.time > now - WINDOW for step in track.steps)
     steps = track.steps[-max(young, LEAST) :]
     if page.time <= track.last.time or not page.values:
         kept = replace(track.last, ready=page.ready, deleting=page.deleting, failure=page.failure, running=page.running)
-        return Track(kept, steps, track.seen or good, since)
+        return Track(kept, steps, track.seen or good, track.restarted, since)
+    restarted = track.restarted
     if track.seen:
         steps = (*steps, Step(page.time, _grown(track.last.values, page.values)))
-    return Track(page, steps, True, since)
+        restarted = page.time if _fell(track.last.values, page.values) else restarted
+    return Track(page, steps, True, restarted, since)
+
+
+def _fell(before: Grown, after: Grown) -> bool:
+    return any(after[name] < old for name, old in before.items() if name in after and name not in GAUGES)
 
 
 def _grown(before: Grown, after: Grown) -> Grown:

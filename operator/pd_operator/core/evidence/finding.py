@@ -17,8 +17,10 @@ ORDER: Final = (
     Reason.SILENT_FALLBACK,
     Reason.REPLICA_NOT_TRANSFERRING,
     Reason.CACHE_DOWN,
+    Reason.NOT_SUBMITTING,
 )
 HANDOFF: Final = frozenset({Reason.BROKEN_PATH, Reason.LEASE_EXPIRED, Reason.SILENT_FALLBACK, Reason.REPLICA_NOT_TRANSFERRING})
+OFFLOAD: Final = frozenset({Reason.CACHE_DOWN, Reason.NOT_SUBMITTING})
 MAX_FINDINGS: Final = 32
 MAX_SENTENCE: Final = 400  # characters
 

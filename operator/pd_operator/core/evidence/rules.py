@@ -13,7 +13,7 @@ from typing import Final
 
 from pd_operator.api.conditions import Reason
 from pd_operator.core.evidence.counters import WINDOW, Grown, Track
-from pd_operator.core.evidence.finding import Finding, clock
+from pd_operator.core.evidence.finding import OFFLOAD, Finding, clock
 from pd_operator.core.names import ROLES, Role
 
 HOLD: Final = 30.0  # seconds from the first to the last sign
@@ -25,6 +25,7 @@ SOME: Final = 5  # requests
 SHARE: Final = 0.3  # of the prompts computed on decode; requests for several answers at once (n > 1) are not handed over by smg
 FAILED_SHARE: Final = 0.2  # of the transfers
 EXPIRED_SHARE: Final = 0.05  # of prefill's requests: clients that leave between prefill and decode let leases expire too
+MAX_WHY: Final = 100  # characters of somebody else's words: what to do next stands behind them
 HEALTHY: Final = 0.1  # of the requests may be fallbacks for a finding to be taken back
 
 
@@ -40,6 +41,9 @@ class SliceView:
     stuck_since: float | None = None
     pair_hold: Mapping[Role, float] = field(default_factory=dict)
     lease: float = 30.0
+    coordinator: str = ""  # workload of the LMCache coordinator, with P2P
+    coordinated: bool = False  # it has a ready pod
+    alone_since: float | None = None  # since when it has no ready pod, though it had one
 
     def of(self, side: str) -> list[Track]:
         """Pages of one side."""
@@ -54,7 +58,10 @@ def fallbacks(grown: Grown) -> float | None:
 
 def judge(view: SliceView, standing: Sequence[Finding], now: float) -> Iterator[Finding]:
     """The findings of one slice: those that stood and are not taken back, and new ones."""
-    fresh = {f.key: f for f in (*_decode(view, now), *_prefill(view), *_cache(view, now), *_path(view, now), *_pair(view, now))}
+    fresh = {
+        f.key: f
+        for f in (*_decode(view, now), *_prefill(view), *_cache(view, now), *_stores(view), *_path(view, now), *_pair(view, now))
+    }
     for old in standing:
         if old.slice == view.name and not _cleared(old, view, now):
             fresh[old.key] = old
@@ -108,8 +115,8 @@ def _failing(view: SliceView, track: Track, since: float) -> Finding:
     failed, moved = (track.total(name, since - 1.0) or 0.0 for name in ("failed_transfers", "transfers"))
     text = (
         f"decode pod {pod}: {failed:.0f} transfers from prefill failed and {moved:.0f} ended since {clock(since)}; it computes "
-        f"those prompts itself. Next: kubectl logs {pod} -c engine, for NIXL's words; check the way to prefill's side channel, "
-        "and that both run one version"
+        f"those prompts itself. Next: kubectl logs {pod} -c engine; check the way to prefill's side channel, and that both run one "
+        "version; then delete the pod: it may hold on to a prefill that is gone"
     )
     return Finding(Reason.REPLICA_NOT_TRANSFERRING, pod, view.name, since, text)
 
@@ -161,12 +168,35 @@ def _cache(view: SliceView, now: float) -> Iterator[Finding]:
         if not lives or track.last.deleting or track.down_since is None or now - track.down_since < CACHE_HOLD:
             continue
         pod = track.last.pod
-        why = track.last.failure or "its container is not ready"
+        why = track.last.failure[:MAX_WHY] or "its container is not ready"
         text = (
             f"pod {pod}: its LMCache server does not answer since {clock(track.down_since)} ({why}); the engine serves without it. "
             f"Next: kubectl logs {pod} -c lmcache --previous"
         )
         yield Finding(Reason.CACHE_DOWN, pod, view.name, track.down_since, text)
+
+    if view.alone_since is not None and now - view.alone_since >= CACHE_HOLD:
+        text = (
+            f"{view.coordinator}: the LMCache coordinator has no ready pod since {clock(view.alone_since)}; the servers of slice "
+            f"{view.name} do not find each other, and each serves what it stored itself. Next: kubectl describe pods -l "
+            f"pdserve.dev/slice={view.name},app.kubernetes.io/component=coordinator"
+        )
+        yield Finding(Reason.CACHE_DOWN, view.coordinator, view.name, view.alone_since, text)
+
+
+def _stores(view: SliceView) -> Iterator[Finding]:
+    prefill = {t.last.uid for t in view.of("prefill")}
+    for track in view.of("cache"):
+        if track.last.uid not in prefill or track.last.deleting or track.total("stored") != 0:
+            continue
+        when = track.signs(lambda g: g.get("requested", 0.0) > g.get("hit", 0.0))
+        if _holds(when, track):
+            pod, asked = track.last.pod, track.total("lookups") or 0.0
+            text = (
+                f"prefill pod {pod}: LMCache was asked {asked:.0f} times in {WINDOW:.0f} s for chunks that it lacks, and nothing "
+                f"is stored since {clock(when[0])}. Next: kubectl logs {pod} -c engine, for LMCache's words; then delete the pod"
+            )
+            yield Finding(Reason.NOT_SUBMITTING, pod, view.name, when[0], text)
 
 
 def _path(view: SliceView, now: float) -> Iterator[Finding]:
@@ -176,18 +206,30 @@ def _path(view: SliceView, now: float) -> Iterator[Finding]:
             f"lease of {view.lease:.0f}s. Next: kubectl logs of the decode pods, for transfers that hang"
         )
         yield Finding(Reason.BROKEN_PATH, view.name, view.name, view.stuck_since, text)
+    failed = sum(t.total("failed", now - HOLD) or 0.0 for t in view.of("router"))
     for track in (*view.of("prefill"), *view.of("decode")):
-        bad, good, rejected = track.total("bad_answers"), track.total("good_answers"), track.total("rejected") or 0.0
-        if bad is None or good is None or good > 0 or bad - rejected < SOME or not track.last.ready:
-            continue
-        when = track.signs(lambda g: g.get("bad_answers", 0.0) > g.get("rejected", 0.0))
-        if _holds(when, track):
-            pod = track.last.pod
-            text = (
-                f"{track.last.side} pod {pod}: {bad - rejected:.0f} requests since {clock(when[0])}, all answered with a server "
-                f"error. Next: kubectl logs {pod} -c engine"
-            )
-            yield Finding(Reason.BROKEN_PATH, pod, view.name, when[0], text)
+        yield from _errors(view, track, failed > 0)
+
+
+def _errors(view: SliceView, track: Track, routers_fail: bool) -> Iterator[Finding]:
+    """An engine that answers every request with a server error. A router stops asking it then (smg after ten, for a minute), so
+    signs need not go on while the routers' own requests fail."""
+    if not track.last.ready or any(track.total(name) is None for name in ("bad_answers", "good_answers")):
+        return
+    well = max((s.time for s in track.steps if s.grown.get("good_answers", 0.0) > 0), default=0.0)
+    since = max(well, track.restarted)  # what an engine answered while it died says nothing of the one that came after it
+    steps = [(s.time, s.grown.get("bad_answers", 0.0) - s.grown.get("rejected", 0.0)) for s in track.steps if s.time > since]
+    when = [time for time, bad in steps if bad > 0]
+    bad = sum(max(0.0, bad) for _, bad in steps)
+    if bad < SOME or track.steps[-1].time - when[0] < HOLD or not (routers_fail or _holds(when, track)):
+        return
+    pod = track.last.pod
+    alone = "; the routers refuse what comes meanwhile" if routers_fail and not _holds(when, track) else ""
+    text = (
+        f"{track.last.side} pod {pod}: {bad:.0f} requests since {clock(when[0])}, all answered with a server error{alone}. "
+        f"Next: kubectl logs {pod} -c engine; a new pod in its place begins anew"
+    )
+    yield Finding(Reason.BROKEN_PATH, pod, view.name, when[0], text)
 
 
 def _pair(view: SliceView, now: float) -> Iterator[Finding]:
@@ -206,17 +248,27 @@ def _cleared(old: Finding, view: SliceView, now: float) -> bool:
     """Whether something shows that it is over. The subject that is gone shows it too."""
     if old.reason is Reason.PAIR_LOST:
         return bool(view.ready) and all(view.ready.get(role, 0) > 0 for role in ROLES)
+    if old.reason in OFFLOAD:
+        return _offloads(old, view, now)
     mine = [t for t in view.tracks if old.subject in (t.last.pod, view.name)]
     if not mine:
         return True
     if old.reason is Reason.LEASE_EXPIRED:
         return all(_calm(t, now) for t in mine if t.last.side == "prefill")
-    if old.reason is Reason.CACHE_DOWN:
-        return all(t.down_since is None and t.seen for t in mine if t.last.side == "cache")
     decode = [t for t in mine if t.last.side == "decode"]
     if old.reason is Reason.BROKEN_PATH:
         return any((t.total("good_answers", now - HOLD) or 0.0) > 0 for t in (decode or mine)) and view.stuck_since is None
     return bool(decode) and _works(decode, now)
+
+
+def _offloads(old: Finding, view: SliceView, now: float) -> bool:
+    if old.subject == view.coordinator:
+        return view.coordinated
+    mine = [t for t in view.tracks if t.last.pod == old.subject]
+    caches = [t for t in mine if t.last.side == "cache"]
+    if old.reason is Reason.CACHE_DOWN or not mine:
+        return all(t.down_since is None and t.seen for t in caches)
+    return any((t.total("stored", now - HOLD) or 0.0) > 0 for t in caches)
 
 
 def _calm(track: Track, now: float) -> bool:

@@ -94,6 +94,6 @@ def gist(told: Mapping[str, Any], evidence: Evidence) -> tuple[object, ...]:
     mine = told.get("handoff") or {}
     return (
         mine.get("fallbackRequests"), mine.get("expired"), mine.get("lastVerified"), evidence.unverified,
-        tuple(sorted(evidence.verified.items())), tuple(f.key for f in evidence.findings), evidence.not_storing,
+        tuple(sorted(evidence.verified.items())), tuple(f.key for f in evidence.findings),
         bool(evidence.lead), tuple(sorted(told.get("attainment", {}).items())),
     )  # fmt: skip

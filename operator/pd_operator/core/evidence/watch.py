@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from pd_operator.api.conditions import Reason
 from pd_operator.core.evidence import attainment
 from pd_operator.core.evidence.attainment import Attained, Objectives, Point
 from pd_operator.core.evidence.counters import Counters, Track, follow
-from pd_operator.core.evidence.finding import HANDOFF, Finding, ordered, read, seconds_of
-from pd_operator.core.evidence.rules import HOLD, PAIR_HOLD, SliceView, fallbacks, judge
-from pd_operator.core.names import ROLES, Role
+from pd_operator.core.evidence.finding import HANDOFF, OFFLOAD, Finding, ordered, read, seconds_of
+from pd_operator.core.evidence.rules import PAIR_HOLD, SliceView, fallbacks, judge
+from pd_operator.core.names import COORDINATOR, ROLES, Role, workload
 from pd_operator.core.scaled import DEFAULT_LEAD, LeadTime
 
 MAX_UNVERIFIED: Final = 64  # names in a status
@@ -28,6 +27,7 @@ class Site:
     lease: float = 30.0
     lead: Mapping[Role, LeadTime] = field(default_factory=dict)  # to a new ready replica, measured
     slo: Objectives = field(default_factory=Objectives)
+    coordinators: Mapping[str, bool] = field(default_factory=dict)  # serving slice with P2P -> its coordinator has a ready pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class SliceRecord:
     paired: bool = False
     lost_since: Mapping[Role, float] = field(default_factory=dict)
     stuck_since: float | None = None
+    coordinated: bool = False  # its coordinator was ready once
+    alone_since: float | None = None  # since when it is not any more
     moved: float = 0.0  # transfers that ended on decode
     fed: Mapping[str, float] = field(default_factory=dict)  # uid of a prefill pod -> requests that it ended
 
@@ -69,11 +71,11 @@ class Evidence:
     totals: Mapping[str, float] = field(default_factory=dict)
     last_verified: float | None = None
     disproved: frozenset[str] = frozenset()  # slices whose ready decode replicas are all accused
+    unstored: frozenset[str] = frozenset()  # prefill pods that store nothing, of slices where none stores
     unread: tuple[str, ...] = ()  # names of ready pods whose engine's page was never read
     lead: Mapping[Role, LeadTime] = field(default_factory=dict)  # to a new ready replica, measured
     attained: Attained = field(default_factory=Attained)
     outcomes: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (counted by, outcome) -> requests
-    not_storing: tuple[str, ...] = ()  # pods whose LMCache server was asked for what it does not have and stored nothing
 
 
 def restore(status: Mapping[str, Any]) -> Record:
@@ -100,7 +102,7 @@ def look(record: Record, pages: Sequence[Counters], site: Site, now: float) -> t
     for name, ready in site.ready.items():
         mine = tuple(t for t in tracks.values() if t.last.slice == name)
         slices[name] = _slice(record.slices.get(name, SliceRecord(paired=not record.looked and record.last_verified is not None)),
-                              mine, record, ready, now)  # fmt: skip
+                              mine, record, ready, now, site.coordinators.get(name))  # fmt: skip
         findings += judge(_view(name, mine, ready, slices[name], site), record.findings, now)
     proven = _proven(record, tracks, slices)
     moved = any((_newest(t, record) or {}).get("transfers", 0.0) > 0 for t in tracks.values())
@@ -125,7 +127,8 @@ def look(record: Record, pages: Sequence[Counters], site: Site, now: float) -> t
 def _view(name: str, mine: tuple[Track, ...], ready: Mapping[Role, int], known: SliceRecord, site: Site) -> SliceView:
     lead = {role: site.lead[role].p90 if role in site.lead else DEFAULT_LEAD for role in ROLES}
     hold = {role: max(PAIR_HOLD, 1.5 * lead[role]) for role in ROLES}
-    return SliceView(name, mine, ready, known.paired, known.lost_since, known.stuck_since, hold, site.lease)
+    return SliceView(name, mine, ready, known.paired, known.lost_since, known.stuck_since, hold, site.lease,
+                     workload(name, COORDINATOR), site.coordinators.get(name, True), known.alone_since)  # fmt: skip
 
 
 def _newest(track: Track, record: Record) -> Mapping[str, float] | None:
@@ -135,7 +138,14 @@ def _newest(track: Track, record: Record) -> Mapping[str, float] | None:
     return track.steps[-1].grown if fresh else None
 
 
-def _slice(known: SliceRecord, mine: Sequence[Track], record: Record, ready: Mapping[Role, int], now: float) -> SliceRecord:
+def _slice(
+    known: SliceRecord,
+    mine: Sequence[Track],
+    record: Record,
+    ready: Mapping[Role, int],
+    now: float,
+    coordinated: bool | None,
+) -> SliceRecord:
     fed = dict(known.fed)
     moved = known.moved
     for track in mine:
@@ -145,7 +155,11 @@ def _slice(known: SliceRecord, mine: Sequence[Track], record: Record, ready: Map
         elif track.last.side == "decode":
             moved += grown.get("transfers", 0.0)
     lost = {role: known.lost_since.get(role, now) for role in ROLES if ready.get(role, 0) == 0}
-    return SliceRecord(known.paired or not lost, lost, _stuck(known, mine, record, now), moved, fed)
+    alone = None
+    if coordinated is False and known.coordinated:
+        alone = known.alone_since if known.alone_since is not None else now
+    stuck = _stuck(known, mine, record, now)
+    return SliceRecord(known.paired or not lost, lost, stuck, known.coordinated or coordinated is True, alone, moved, fed)
 
 
 def _stuck(known: SliceRecord, mine: Sequence[Track], record: Record, now: float) -> float | None:
@@ -221,25 +235,23 @@ def _evidence(record: Record, findings: tuple[Finding, ...], site: Site, now: fl
         record.totals,
         record.last_verified,
         disproved=frozenset(name for name, well in accepted.items() if not well),
+        unstored=_unstored(record, findings),
         unread=tuple(sorted(unread)),
         lead=site.lead,
         attained=attainment.attained(record.points, site.slo, now),
         outcomes=record.outcomes,
-        not_storing=tuple(sorted(_not_storing(record))),
     )
 
 
-def _not_storing(record: Record) -> list[str]:
-    """Prefill pods whose server missed chunks in the window, again and again, and stored none."""
-    prefill = {uid for uid, side in record.tracks if side == "prefill"}
-    found = []
-    for (uid, side), track in record.tracks.items():
-        if side != "cache" or uid not in prefill or track.total("stored") != 0:
-            continue
-        when = track.signs(lambda g: g.get("requested", 0.0) > g.get("hit", 0.0))
-        if when and when[-1] - when[0] >= HOLD:
-            found.append(track.last.pod)
-    return found
+def _unstored(record: Record, findings: Sequence[Finding]) -> frozenset[str]:
+    """Prefill pods that are accused of storing nothing, of the slices of which each prefill pod with an LMCache server is."""
+    accused = {f.subject for f in findings if f.reason in OFFLOAD}
+    slices: dict[str, set[str]] = {}
+    for uid, side in record.tracks:
+        page = record.tracks[uid, side].last
+        if side == "prefill" and (uid, "cache") in record.tracks and not page.deleting:
+            slices.setdefault(page.slice, set()).add(page.pod)
+    return frozenset(pod for pods in slices.values() if pods <= accused for pod in pods)
 
 
 def contradiction(evidence: Evidence | None, slice_: str, since: float) -> Finding | None:
@@ -253,14 +265,9 @@ def contradiction(evidence: Evidence | None, slice_: str, since: float) -> Findi
     return next((f for f in evidence.findings if f.reason in HANDOFF and f.slice == slice_ and f.since >= since), None)
 
 
-def offload_contradiction(evidence: Evidence | None, slice_: str) -> tuple[Reason, str] | None:
-    """Why a proof of offload of a slice does not hold any more; None: nothing that is known speaks against it."""
+def offload_contradiction(evidence: Evidence | None, slice_: str, since: float) -> Finding | None:
+    """What speaks against a proof of offload of a slice made at `since`; None: a prefill replica stores, for all that is known."""
     if evidence is None:
         return None
-    down = next((f for f in evidence.findings if f.reason is Reason.CACHE_DOWN and f.slice == slice_), None)
-    if down is not None:
-        return Reason.SERVER_DOWN, down.sentence
-    pods = [pod for pod in evidence.not_storing if pod.startswith(f"{slice_}-")]
-    if not pods:
-        return None
-    return Reason.NOT_SUBMITTING, f"pod {pods[0]}: its LMCache server is asked for chunks that it does not have, and none is stored"
+    against = (f for f in evidence.findings if f.reason in OFFLOAD and f.slice == slice_ and f.subject in evidence.unstored)
+    return next((f for f in against if f.since >= since), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import builders
 import pytest
@@ -11,22 +10,7 @@ import pytest
 from pd_operator.api import condition_docs
 from pd_operator.api.conditions import REASONS, PoolType, Reason, Type
 
-PAGE = builders.ROOT / "docs" / "reference" / "conditions.md"
 CODE = builders.ROOT / "operator" / "pd_operator"
-
-
-def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == condition_docs.markdown()
-
-
-def test_check_tells_a_stale_page_and_write_mends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "reference" / "conditions.md"
-    assert condition_docs.main(["--check", str(page)]) == 1
-    assert f"condition_docs {page}" in capsys.readouterr().err
-    assert condition_docs.main([str(page)]) == 0
-    assert condition_docs.main(["--check", str(page)]) == 0
-    page.write_text(page.read_text() + "x")
-    assert condition_docs.main(["--check", str(page)]) == 1
 
 
 def test_every_reason_is_documented_with_a_condition_that_can_have_it() -> None:

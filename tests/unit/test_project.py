@@ -145,6 +145,20 @@ def test_generated_files_are_up_to_date() -> None:
     assert generated.stale() == []
 
 
+def test_check_names_what_is_stale_and_generate_mends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generated, "ROOT", tmp_path)
+    assert generated.main([]) == generated.main(["--check"]) == 0
+    page, left = tmp_path / "docs" / "reference" / "api.md", tmp_path / "crds" / "left.yaml"
+    page.write_text(page.read_text() + "edited\n")
+    left.write_text("kind: Old\n")
+    assert generated.main(["--check"]) == 1
+    assert re.findall(r"^(\S+) is stale", capsys.readouterr().err, flags=re.M) == ["docs/reference/api.md", "crds/left.yaml"]
+    assert generated.main([]) == generated.main(["--check"]) == 0
+    assert not left.exists()
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [

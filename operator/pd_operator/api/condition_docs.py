@@ -1,11 +1,8 @@
-"""docs/reference/conditions.md, from the enums and REASONS: `python -m pd_operator.api.condition_docs [--check] FILE`."""
+"""docs/reference/conditions.md, from the enums and REASONS."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 from pd_operator.api.conditions import REASONS, PoolType, Type
@@ -66,23 +63,3 @@ def _reasons() -> Iterator[str]:
     yield "| reason | meaning | what to do |\n|---|---|---|"
     for reason, doc in REASONS.items():
         yield f"| {reason} | {doc.meaning} | {doc.remedy} |"
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Entry of `python -m pd_operator.api.condition_docs`; 1 when --check finds a stale page."""
-    parser = argparse.ArgumentParser(prog="python -m pd_operator.api.condition_docs", description="Write the page on conditions.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is not up to date")
-    parser.add_argument("file", type=Path)
-    options = parser.parse_args(argv)
-    if not options.check:
-        options.file.parent.mkdir(parents=True, exist_ok=True)
-        options.file.write_text(markdown(), encoding="utf-8")
-        return 0
-    if options.file.is_file() and options.file.read_text(encoding="utf-8") == markdown():
-        return 0
-    print(f"{options.file} is not up to date: run python -m pd_operator.api.condition_docs {options.file}", file=sys.stderr)
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,9 @@
-"""python -m pd_operator.signals.dashboards FOLDER: two Grafana dashboards, for charts/pd-operator/files/dashboards."""
+"""Two Grafana dashboards, for charts/pd-operator/files/dashboards."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from pd_operator.signals.dashboard_panels import DEPLOYMENT, FLEET, READY, Panel, Row
@@ -95,15 +93,3 @@ def _panel(panel: Panel) -> dict[str, Any]:
     if table:  # the value is 1 in each row, and the time is that of the query
         made["transformations"] = [{"id": "organize", "options": {"excludeByName": {"Time": True, "Value": True}}}]
     return made
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Write the files into a folder."""
-    (folder,) = sys.argv[1:] if argv is None else argv
-    for name, text in files().items():
-        Path(folder, name).write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

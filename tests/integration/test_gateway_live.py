@@ -16,48 +16,22 @@ from typing import Any
 
 import pytest
 
-from cluster import gateway_api, session
+from cluster import gateway_api
 from cluster.handle import Cluster
-from cluster.kwok import FakeNodes
 from cluster.tools import tool
-from faults.objects import install_crds
-from opsrunner import state, waits
+from opsrunner import state, waits, wide
 from opsrunner.api import Api, Object
 from opsrunner.domains import GPU, POOL, Pool, pool
 from opsrunner.process import Operator
 from opsrunner.recording import Recording
-from opsrunner.spaces import namespaces
 
 pytestmark = pytest.mark.cluster
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "front-door.md"
 GATEWAY: dict[str, Any] = {"parentRefs": [{"name": "public", "namespace": "infra"}], "hostnames": ["chat.example.org"]}
 
-
-@pytest.fixture(scope="module")
-def plane() -> Iterator[Cluster]:
-    """A cluster of its own, first without the Gateway API: a kind that comes and goes is no other test's business."""
-    with session.control_plane(FakeNodes(1, prefix="base", gpus=0)) as cluster:
-        install_crds(cluster)
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def api(plane: Cluster) -> Api:
-    return Api(plane.kubeconfig)
-
-
-@pytest.fixture(scope="module")
-def space(plane: Cluster) -> Iterator[str]:
-    with namespaces(plane, "gateway", 1) as names:
-        yield names[0]
-
-
-@pytest.fixture(scope="module")
-def operator(plane: Cluster, space: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """One cluster-wide operator: it reads nodes."""
-    with Operator(plane.kubeconfig, [], home=space, folder=Path(tmp_path_factory.mktemp("operator"))) as running:
-        yield running
+# A kind that comes and goes is no other test's business: a cluster of its own.
+plane, api, space, operator = wide.fixtures("module", "gateway")
 
 
 @pytest.fixture(scope="module")

@@ -14,16 +14,13 @@ from typing import Any
 
 import pytest
 
-from cluster import lws, session
+from cluster import lws
 from cluster.handle import Cluster
-from cluster.kwok import FakeNodes
 from cluster.tools import tool
-from faults.objects import install_crds
-from opsrunner import state, waits
+from opsrunner import state, waits, wide
 from opsrunner.api import Api, Object
 from opsrunner.domains import Pool, pool
 from opsrunner.process import Operator
-from opsrunner.spaces import namespaces
 from pd_operator.core.names import DEPLOYMENT, ROLE, SLICE, WORKER
 
 pytestmark = pytest.mark.cluster
@@ -32,30 +29,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "nodes.md"
 GROUP = "decode", "decode worker"
 TWO: dict[str, Any] = {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"nodes": 2, "parallelism": {"tensor": 2}}}
 
-
-@pytest.fixture(scope="module")
-def plane() -> Iterator[Cluster]:
-    """A cluster of its own: LeaderWorkerSet is to be missing at first."""
-    with session.control_plane(FakeNodes(1, prefix="base", gpus=0)) as cluster:
-        install_crds(cluster)
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def api(plane: Cluster) -> Api:
-    return Api(plane.kubeconfig)
-
-
-@pytest.fixture(scope="module")
-def space(plane: Cluster) -> Iterator[str]:
-    with namespaces(plane, "groups", 1) as names:
-        yield names[0]
-
-
-@pytest.fixture(scope="module")
-def operator(plane: Cluster, space: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with Operator(plane.kubeconfig, [], home=space, folder=Path(tmp_path_factory.mktemp("operator"))) as running:
-        yield running
+plane, api, space, operator = wide.fixtures("module", "groups")
 
 
 @pytest.fixture(scope="module")

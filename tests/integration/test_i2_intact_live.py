@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,13 +42,6 @@ BODY: Object = {
         },
     }
 }
-
-
-@pytest.fixture
-async def client(kubeconfig: Path) -> AsyncIterator[KubeClient]:
-    made = await KubeClient.connect(str(kubeconfig))
-    yield made
-    await made.close()
 
 
 def hashed(namespace: str, body: Object) -> Object:

@@ -26,19 +26,6 @@ from pd_operator.kube.errors import ApiError, Conflict, Forbidden, Gone, Invalid
 
 
 @pytest.fixture
-async def client(kubeconfig: Path) -> AsyncIterator[KubeClient]:
-    made = await KubeClient.connect(str(kubeconfig))
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def proxy(kubeconfig: Path, tmp_path: Path) -> AsyncIterator[FaultProxy]:
-    async with FaultProxy(kubeconfig, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
 async def through(proxy: FaultProxy) -> AsyncIterator[KubeClient]:
     made = await KubeClient.connect(str(proxy.kubeconfig), request_timeout=2)
     yield made

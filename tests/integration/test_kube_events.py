@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +12,6 @@ from faults.objects import service
 from pd_operator.kube import events as events_module
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.events import BURST, EventRecorder
-
-
-@pytest.fixture
-async def client(kubeconfig: Path) -> AsyncIterator[KubeClient]:
-    made = await KubeClient.connect(str(kubeconfig))
-    yield made
-    await made.close()
 
 
 async def recorded(client: KubeClient, namespace: str) -> list[dict[str, Any]]:

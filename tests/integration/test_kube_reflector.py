@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,20 +25,6 @@ SERVICES = r"/services\?"
 WATCH = r"/services\?watch"
 
 Change = tuple[Any, Any]
-
-
-@pytest.fixture
-async def client(kubeconfig: Path) -> AsyncIterator[KubeClient]:
-    """Straight to the server: the world in which things happen."""
-    made = await KubeClient.connect(str(kubeconfig))
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def proxy(kubeconfig: Path, tmp_path: Path) -> AsyncIterator[FaultProxy]:
-    async with FaultProxy(kubeconfig, tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

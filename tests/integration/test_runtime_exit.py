@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from cluster.handle import Cluster
-from faults.objects import deployment, install_crds, service, until
+from faults.objects import deployment, service, until
 from faults.proxy import FOREVER, Fault, FaultProxy
 from faults.runtime import Notes, leading, probe, running, settings
 from pd_operator import manager as manager_module
@@ -24,22 +23,9 @@ from pd_operator.core.result import Done, Result
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.reflector import Timing
 
+pytestmark = pytest.mark.usefixtures("our_kinds")
 ROOT = Path(__file__).parents[2]
 START = 60.0  # seconds in which a process must be up; imports are slow on a busy machine
-
-
-@pytest.fixture
-async def client(kubeconfig: Path, control_plane: Cluster) -> AsyncIterator[KubeClient]:
-    install_crds(control_plane)
-    made = await KubeClient.connect(str(kubeconfig))
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def proxy(kubeconfig: Path, tmp_path: Path) -> AsyncIterator[FaultProxy]:
-    async with FaultProxy(kubeconfig, tmp_path) as made:
-        yield made
 
 
 class Program:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.handle import Cluster
-from faults.objects import deployment, install_crds, pod, pool, service, until
+from faults.objects import deployment, pod, pool, service, until
 from faults.proxy import FOREVER, Fault, FaultProxy
 from faults.runtime import Notes, leading, probe, running, settings
 from pd_operator.controller.watch import CHILD_KINDS, OPTIONAL_KINDS, OUR_KINDS
@@ -20,21 +19,8 @@ from pd_operator.core.result import Done, Result
 from pd_operator.kube.client import KubeClient
 from pd_operator.kube.kinds import KINDS
 
+pytestmark = pytest.mark.usefixtures("our_kinds")
 PDDS = "pddeployments"
-
-
-@pytest.fixture
-async def client(kubeconfig: Path, control_plane: Cluster) -> AsyncIterator[KubeClient]:
-    install_crds(control_plane)
-    made = await KubeClient.connect(str(kubeconfig))
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def proxy(kubeconfig: Path, tmp_path: Path) -> AsyncIterator[FaultProxy]:
-    async with FaultProxy(kubeconfig, tmp_path) as made:
-        yield made
 
 
 async def test_an_object_and_everything_that_belongs_to_it_reach_the_reconciler(

@@ -7,25 +7,21 @@ for a while before they are.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any
 
-import requests
-
 from cluster.kwok import DOMAIN_LABEL, FakeNodes
-from opsrunner.api import Api, Object, Refused
+from opsrunner.api import Api, Object
 from opsrunner.domains import GPU, POOL, Pool
+from opsrunner.repeating import Repeating
 from opsrunner.state import selects
 from pd_operator.core.placement.capacity import HOSTNAME, NodeCapacity
 from pd_operator.core.placement.requests import pod_shape
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-INTERVAL = 0.3  # seconds between two looks
 BOOT = 1.0  # seconds from the decision to the Node object
 
 
@@ -46,7 +42,7 @@ class Group:
 
 
 @dataclass
-class Autoscaler:
+class Autoscaler(Repeating):
     """A context that serves the pods of one pool of nodes.
 
     Args:
@@ -58,32 +54,15 @@ class Autoscaler:
     groups: Sequence[Group]
     not_ready: float
     made: list[str] = field(default_factory=list)
-    failed: str = ""
 
-    def __post_init__(self) -> None:
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="autoscaler")
-
-    def __enter__(self) -> Autoscaler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stop.set()
-        self._thread.join(timeout=30)
-        assert not self.failed, self.failed
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(INTERVAL):
-                pods = self.api.list("Pod", self.pool.namespace)
-                waiting = [p for p in pods if self._unschedulable(p)]
-                options = [(*self._helped(group, waiting, pods), group) for group in self.groups]
-                helped, nodes, group = max(options, key=lambda o: (o[0], -o[1]), default=(0, 0, None))
-                if group is not None and helped:
-                    self._grow(group, min(nodes, group.per_step))
-        except (requests.RequestException, Refused) as error:
-            self.failed = f"autoscaler: {error}"
+    def look(self) -> None:
+        """Grow the group that helps most pods."""
+        pods = self.api.list("Pod", self.pool.namespace)
+        waiting = [p for p in pods if self._unschedulable(p)]
+        options = [(*self._helped(group, waiting, pods), group) for group in self.groups]
+        helped, nodes, group = max(options, key=lambda o: (o[0], -o[1]), default=(0, 0, None))
+        if group is not None and helped:
+            self._grow(group, min(nodes, group.per_step))
 
     def _unschedulable(self, pod: Object) -> bool:
         mine = (pod["spec"].get("nodeSelector") or {}).get(POOL) == self.pool.name
@@ -119,22 +98,22 @@ class Autoscaler:
 
         KWOK makes a node ready when it first sees it, so before that there is one that nobody looks after in its place.
         """
-        self._stop.wait(BOOT)
+        self.pause(BOOT)
         nodes = []
         for _ in range(count):
             nodes.append(group.template(self.pool.name))
             group.made += 1
         for node in nodes:
             self.api.create(_booting(node))
-        self._stop.wait(self.not_ready)
+        self.pause(self.not_ready)
         names = {self.pool.known(self.api.create(node)) for node in nodes}
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not self.pool.ready_nodes() >= names:
-            self._stop.wait(INTERVAL)
+            self.pause()
         for node in nodes:
             self.api.delete("Node", None, _booting(node)["metadata"]["name"])
         self.made += sorted(names)
-        self._stop.wait(1.0)  # the scheduler looks first
+        self.pause(1.0)  # the scheduler looks first
 
 
 def _booting(node: Object) -> Object:

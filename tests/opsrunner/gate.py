@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from types import TracebackType
 
-import requests
-
-from opsrunner.api import Api, Object, Refused
+from opsrunner.api import Api, Object
 from opsrunner.domains import GPU, Pool
+from opsrunner.repeating import Repeating
 from pd_operator.core.names import SLICE
 
 GATE = "example.org/admission"
-INTERVAL = 0.3  # seconds between two looks
 
 
-class Queue:
+class Queue(Repeating):
     """A context for the pods of one pool of nodes; a slice is admitted when `size` of its pods are there.
 
     Attributes:
@@ -26,33 +22,18 @@ class Queue:
     def __init__(self, api: Api, pool: Pool, gpus: dict[str, int], size: int) -> None:
         """`gpus`: allocatable accelerators by node of the pool."""
         self._api, self._pool, self._gpus, self._size = api, pool, gpus, size
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="queue")
         self.admitted: list[str] = []
-        self.failed = ""
 
-    def __enter__(self) -> Queue:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stop.set()
-        self._thread.join(timeout=30)
-        assert not self.failed, self.failed
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(INTERVAL):
-                pods = self._api.list("Pod", self._pool.namespace)
-                groups: dict[str, list[Object]] = {}
-                for pod in filter(_held, pods):
-                    groups.setdefault(pod["metadata"]["labels"][SLICE], []).append(pod)
-                for name, members in sorted(groups.items()):
-                    if len(members) >= self._size and self._room(members, pods):
-                        self._admit(name, members)
-                        break
-        except (requests.RequestException, Refused) as error:
-            self.failed = f"queue: {error}"
+    def look(self) -> None:
+        """Let the first slice go that is whole and has room."""
+        pods = self._api.list("Pod", self._pool.namespace)
+        groups: dict[str, list[Object]] = {}
+        for pod in filter(_held, pods):
+            groups.setdefault(pod["metadata"]["labels"][SLICE], []).append(pod)
+        for name, members in sorted(groups.items()):
+            if len(members) >= self._size and self._room(members, pods):
+                self._admit(name, members)
+                break
 
     def _room(self, members: Sequence[Object], pods: Sequence[Object]) -> bool:
         """Whether one domain holds all of them, the largest placed first."""

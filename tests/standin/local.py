@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,14 @@ from standin.conformance import Client
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "standin/tiny"
 NAME = "tiny"
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    """Waits until `condition` holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come within {seconds:g} s"
+        time.sleep(0.05)
 
 
 def free_port() -> int:

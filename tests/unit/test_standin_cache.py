@@ -2,14 +2,14 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from standin import conformance, shapes
 from standin.conformance import prompt_of
-from standin.local import Local, Running, free_port, handoff, with_cache
+from standin.local import Local, Running, free_port, handoff, until, with_cache
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -41,14 +41,6 @@ def local() -> Iterator[Local]:
     """For tests that need processes of their own."""
     with Local() as made:
         yield made
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    """Waits until `condition` holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not come within {seconds:g} s"
-        time.sleep(0.05)
 
 
 def objects(cache: Running) -> int:

@@ -4,7 +4,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from standin import shapes
 from standin.conformance import Client
-from standin.local import NAME, Local, Running
+from standin.local import NAME, Local, Running, until
 
 pytestmark = pytest.mark.timeout(60)
 SLOW = {"STANDIN_DECODE_BASE_S": "0.03"}
@@ -30,14 +30,6 @@ def local() -> Iterator[Local]:
     """For tests that need an engine of their own."""
     with Local() as made:
         yield made
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    """Waits until `condition` holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not come within {seconds:g} s"
-        time.sleep(0.05)
 
 
 def value(running: Running, name: str, **labels: str) -> float:

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 
 from standin import shapes
 from standin.conformance import prompt_of
-from standin.local import Local, Running, handoff
+from standin.local import Local, Running, handoff, until
 
 pytestmark = pytest.mark.timeout(60)
 SHORT_LEASE = {"kv_connector_extra_config": {"kv_lease_duration": 1}}
@@ -54,14 +54,6 @@ def pair(local: Local, *flags: str, kv: dict[str, Any] | None = None, **decode: 
     prefill = local.engine("kv_producer", *flags, kv=kv, wait=False)
     consumer = local.engine("kv_consumer", *flags, kv=kv, wait=False, **decode)
     return prefill.ready(), consumer.ready()
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    """Waits until `condition` holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not come within {seconds:g} s"
-        time.sleep(0.05)
 
 
 def value(running: Running, name: str, **labels: str) -> float:

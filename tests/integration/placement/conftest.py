@@ -6,47 +6,19 @@ A cluster-wide operator would meddle with the objects of other tests.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from cluster import session
 from cluster.handle import Cluster
-from cluster.kwok import FakeNodes
-from faults.objects import install_crds
+from opsrunner import wide
 from opsrunner.api import Api
 from opsrunner.deaths import deaths
 from opsrunner.domains import Pool, pool
 from opsrunner.process import Operator
-from opsrunner.spaces import namespaces
 
 __all__ = ["deaths"]
 
-
-@pytest.fixture(scope="package")
-def plane() -> Iterator[Cluster]:
-    """Every test adds nodes of its own."""
-    with session.control_plane(FakeNodes(1, prefix="base", gpus=0)) as cluster:
-        install_crds(cluster)
-        yield cluster
-
-
-@pytest.fixture(scope="package")
-def api(plane: Cluster) -> Api:
-    return Api(plane.kubeconfig)
-
-
-@pytest.fixture(scope="package")
-def space(plane: Cluster) -> Iterator[str]:
-    with namespaces(plane, "placement", 1) as names:
-        yield names[0]
-
-
-@pytest.fixture(scope="package")
-def operator(plane: Cluster, space: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """One cluster-wide operator: it reads nodes."""
-    with Operator(plane.kubeconfig, [], home=space, folder=Path(tmp_path_factory.mktemp("operator"))) as running:
-        yield running
+plane, api, space, operator = wide.fixtures("package", "placement")
 
 
 @pytest.fixture

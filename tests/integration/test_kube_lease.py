@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,19 +17,6 @@ from pd_operator.kube.lease import LeaseElector, LeaseLost, LeaseTiming, LeaseUn
 
 QUICK = LeaseTiming(lease_duration=5.0, renew_deadline=3.5, retry_period=0.4, give_up_after=1.5)
 LEASES = "/leases"
-
-
-@pytest.fixture
-async def client(kubeconfig: Path) -> AsyncIterator[KubeClient]:
-    made = await KubeClient.connect(str(kubeconfig))
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def proxy(kubeconfig: Path, tmp_path: Path) -> AsyncIterator[FaultProxy]:
-    async with FaultProxy(kubeconfig, tmp_path) as made:
-        yield made
 
 
 @pytest.fixture
@@ -181,6 +167,45 @@ async def test_release_is_bounded_and_never_raises(proxy: FaultProxy, through: K
     assert time.monotonic() - started < 3
     never = elector(through, namespace, "never")
     await never.release()  # it never led: nothing to do
+
+
+async def test_a_renewal_whose_answer_was_cut_off_does_not_keep_the_lease(client: KubeClient, namespace: str) -> None:
+    """`run` is cancelled at any moment, that of a renewal too: then the lease is newer than what we know of it."""
+    one = elector(client, namespace, "one")
+    async with running(one):
+        await asyncio.wait_for(one.led.wait(), 5)
+    found = await client.get("Lease", namespace, "pd-operator")
+    assert found is not None
+    await client.replace({**found, "spec": {**found["spec"], "leaseDurationSeconds": 7}})
+    await one.release()
+    assert (await spec(client, namespace))["holderIdentity"] == ""
+
+
+async def test_a_renewal_that_arrives_during_the_release_does_not_keep_the_lease(
+    client: KubeClient, proxy: FaultProxy, through: KubeClient, namespace: str
+) -> None:
+    one = elector(through, namespace, "one")
+    async with running(one):
+        await asyncio.wait_for(one.led.wait(), 5)
+    found = await client.get("Lease", namespace, "pd-operator")
+    assert found is not None
+    late = proxy.add(Fault(method="PUT", path=LEASES, delay=0.5))
+    release = asyncio.create_task(one.release())
+    await until("the release is written", lambda: late.used)
+    await client.replace({**found, "spec": {**found["spec"], "leaseDurationSeconds": 7}})
+    await release
+    assert (await spec(client, namespace))["holderIdentity"] == ""
+
+
+async def test_a_lease_that_somebody_took_is_not_released(client: KubeClient, namespace: str) -> None:
+    one = elector(client, namespace, "one")
+    async with running(one):
+        await asyncio.wait_for(one.led.wait(), 5)
+    found = await client.get("Lease", namespace, "pd-operator")
+    assert found is not None
+    await client.replace({**found, "spec": {**found["spec"], "holderIdentity": "other"}})
+    await one.release()
+    assert (await spec(client, namespace))["holderIdentity"] == "other"
 
 
 async def test_many_candidates_race_for_a_fresh_lease(client: KubeClient, namespace: str) -> None:

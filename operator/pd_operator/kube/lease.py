@@ -103,16 +103,28 @@ class LeaseElector:
         """Give the lease up so that a follower takes over at once; errors are logged only. Cancel `run` first."""
         held = self._renewed_at is not None
         self._renewed_at = None
-        if not held or self._seen is None or self._released:
+        if not held or self._released:
             return
         self._released = True
-        spec = {**self._seen["spec"], "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT):
-                await self._client.replace({**self._seen, "spec": spec})
-            logger.info("released lease %s/%s", self._namespace, self._name)
+                while not await self._let_go():
+                    pass
         except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as exc:
             logger.warning("cannot release lease %s/%s, it expires by itself: %s", self._namespace, self._name, exc)
+
+    async def _let_go(self) -> bool:
+        """Whether the lease is not ours any more. It is read anew: `run` may have been cancelled during a renewal that arrived."""
+        found = await self._client.get("Lease", self._namespace, self._name)
+        if found is None or found["spec"].get("holderIdentity") != self.identity:
+            return True
+        spec = {**found["spec"], "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+        try:
+            await self._client.replace({**found, "spec": spec})
+        except Conflict:  # that renewal arrived in between
+            return False
+        logger.info("released lease %s/%s", self._namespace, self._name)
+        return True
 
     async def _acquire(self) -> None:
         failing_since: float | None = None

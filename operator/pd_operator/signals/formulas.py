@@ -93,6 +93,7 @@ class _Slice:
         self._groups = {side: group for side, group in found if group is not None}
         self._programs = _programs(frozenset((t.side, t.program, t.version) for t in mine))
         self.strange = self._programs.strange
+        self._signals: dict[tuple[Side, str], Signal] = {}  # several formulas read the same number
 
     def row(self, signal: str) -> tables.Row | None:
         """The row of a signal."""
@@ -102,6 +103,12 @@ class _Slice:
         """A number of one side. A slice without pods on a side does nothing there; a deployment without any is not idle, it is
         down, and nobody knows its load (I4).
         """
+        found = self._signals.get((side, quantity))
+        if found is None:
+            found = self._signals[side, quantity] = self._signal(side, quantity)
+        return found
+
+    def _signal(self, side: Side, quantity: str) -> Signal:
         group = self._groups.get(side)
         if group is not None:
             return group.signal(quantity)
@@ -126,12 +133,18 @@ class _Slice:
         if row.quality is tables.Quality.MISSING:
             return Signal(State.UNKNOWN, source=row.formula)
         quality = Quality.EXACT if row.quality is tables.Quality.EXACT else Quality.DERIVED
-        source = f"{reading.source.partition(' (')[0]} ({row.formula})" if reading.known else reading.source
+        source = _told(reading.source, row.formula) if reading.known else reading.source
         return Signal(reading.state, reading.value, reading.age, quality, source)
 
     def handoff(self) -> Signal:
         """H. Before vLLM told fetches apart, all that waits on decode."""
         return self.as_row("handoff_waiting", self.signal("decode", "fetching" if self.has("fetching") else "waiting"))
+
+
+@lru_cache(maxsize=4096)
+def _told(source: str, formula: str) -> str:
+    """Where a number is from, and by which formula; there are few of both and many signals."""
+    return f"{source.partition(' (')[0]} ({formula})"
 
 
 def total(signals: Sequence[Signal]) -> Signal:
@@ -151,20 +164,26 @@ def total(signals: Sequence[Signal]) -> Signal:
 
 def ratio(above: Signal, below: Signal, empty: str) -> Signal:
     """A quotient; unknown, with `empty` as the reason, when there is nothing to divide by."""
-    both = total([above, below])
-    if not both.known:
-        return both
+    if not above.known or not below.known:
+        return above if not above.known else below
+    age, quality, source = _both(above, below)
     if below.value <= 0:
-        return Signal(State.UNKNOWN, age=both.age, source=f"{both.source}: {empty}")
-    return Signal.of(above.value / below.value, both.age, both.quality, both.source)
+        return Signal(State.UNKNOWN, age=age, source=f"{source}: {empty}")
+    return Signal.of(above.value / below.value, age, quality, source)
+
+
+def _both(one: Signal, other: Signal) -> tuple[float, Quality, str]:
+    """Age, quality and source of what is made of two known signals."""
+    quality = Quality.DERIVED if Quality.DERIVED in (one.quality, other.quality) else Quality.EXACT
+    source = one.source if one.source == other.source else f"{one.source}, {other.source}"
+    return max(one.age, other.age), quality, source
 
 
 def _scaled(count: Signal, each: Signal) -> Signal:
     """A product; nothing times anything is nothing, also while nobody knows how much one is."""
     if not count.known or count.value == 0:
         return count
-    both = total([count, each])
-    return Signal.of(count.value * each.value, both.age, both.quality, both.source) if both.known else each
+    return Signal.of(count.value * each.value, *_both(count, each)) if each.known else each
 
 
 def _sum(parts: Iterable[_Slice], side: Side, quantity: str) -> Signal:

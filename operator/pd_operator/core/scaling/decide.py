@@ -71,17 +71,20 @@ def _see(readings: Readings, learned: Learned, bounds: Bounds, law: Law, now: fl
     decode = estimate.decode_numbers(readings, learned.decode, bounds, law, seconds)
     waiting, running = known(readings.handoff_waiting), known(readings.running)
     stuck = bool(waiting) and running == 0 and not known(readings.decode_starts) and readings.decode.ready > 0
+    since = decode.stuck_since
     if not stuck:
-        decode = replace(decode, stuck_since=None)
-    elif decode.stuck_since is None or decode.stuck_since > now:
-        decode = replace(decode, stuck_since=round(now, 3))
+        since = None
+    elif since is None or since > now:
+        since = round(now, 3)
     wait_budget = handoff_budget(readings, prefill, bounds, law)
     after, wait = gates(readings, decode, wait_budget, batch(decode, bounds, law), law, seconds, stuck)
     congested = any(g.congested for g in after)
     prefill = estimate.throughput(readings, prefill, law, seconds, estimate.held_back(readings, congested))
     late = known(readings.ttft) is not None and bounds.slo_ttft is not None and _is_late(readings, prefill, bounds)
-    prefill = replace(prefill, late=prefill.late + 1 if late and not congested else 0)
-    return _Seen(prefill, replace(decode, gates=after), congested, stuck, _is_stalled(readings, waiting), wait_budget, wait)
+    ticks = prefill.late + 1 if late and not congested else 0
+    prefill = prefill if ticks == prefill.late else replace(prefill, late=ticks)
+    decode = replace(decode, gates=after, stuck_since=since)
+    return _Seen(prefill, decode, congested, stuck, _is_stalled(readings, waiting), wait_budget, wait)
 
 
 def _is_late(readings: Readings, prefill: PrefillLearned, bounds: Bounds) -> bool:
@@ -101,7 +104,9 @@ def _size_prefill(readings: Readings, seen: _Seen, need: Need, bounds: Bounds, l
     memory, replicas = seen.prefill.memory, readings.prefill
     if need.missing:
         return hold(replicas, bounds.prefill, law, memory, now, f"not known: {', '.join(need.missing)}")
-    guards = replace(_keep(readings, seen), may_rise=not (seen.congested and law.prefill_gate and law.gate_holds))
+    guards = _keep(readings, seen)
+    if seen.congested and law.prefill_gate and law.gate_holds:
+        guards = replace(guards, may_rise=False)
     if 0 < law.latency_ticks <= seen.prefill.late and replicas.starting == 0:
         # The model says enough and TTFT says no; decode is not the reason, or `late` would be 0.
         need = replace(need, backlog=max(need.backlog, replicas.desired + 1 - (need.flow or 0.0)))
@@ -133,7 +138,8 @@ def _size_decode(readings: Readings, seen: _Seen, need: Need, bounds: Bounds, la
     queue, v = known(readings.queued_tokens), seen.prefill.throughput
     if guards.keep is None and law.hold_decode > 0 and queue and v and queue > law.hold_decode * v * readings.prefill.ready:
         guards = Guards(keep=Reason.HOLD, keep_detail="prefill is short: decode only looks idle")
-    guards = replace(guards, floor=replicas.ready + 1 if seen.congested and not replicas.blocked else 0)
+    if seen.congested and not replicas.blocked:
+        guards = replace(guards, floor=replicas.ready + 1)
     b, left = batch(seen.decode, bounds, law), replicas.desired - 1
     load = (need.inputs["R"] or 0.0) + (0.0 if seen.stuck else need.inputs["H"] or 0.0)
     fits = load == 0 or (left > 0 and load / (left * b) < law.decode_fits)
@@ -229,5 +235,5 @@ def _next(
 
 
 def _memory(memory: Memory, answer: RoleDecision, flow: float | None, now: float) -> Memory:
-    memory = replace(memory, flow=None if flow is None else significant(flow))
-    return replace(memory, stepped_down=round(now, 3)) if answer.desired < answer.current else memory
+    down = round(now, 3) if answer.desired < answer.current else memory.stepped_down
+    return replace(memory, flow=None if flow is None else significant(flow), stepped_down=down)

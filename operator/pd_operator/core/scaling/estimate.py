@@ -112,15 +112,18 @@ def decode_numbers(readings: Readings, learned: DecodeLearned, bounds: Bounds, l
     """c, C, OSL, x and the batch that holds the ITL objective."""
     running, kv, starts = known(readings.running), known(readings.kv_tokens), known(readings.decode_starts)
     output, capacity = known(readings.output_tokens), known(readings.kv_capacity)
+    each = learned.kv_per_request
+    if running is not None and kv and running >= law.kv_min_running:
+        each = average(each, kv / running, seconds, law.kv_window)
     after = replace(
         learned,
         kv_capacity=significant(capacity) if capacity else learned.kv_capacity,
+        kv_per_request=each,
         output=average(learned.output, output, seconds, law.rate_window) if output else learned.output,
         starts=average(learned.starts, starts, seconds, law.rate_window) if starts is not None else learned.starts,
     )
-    if running is not None and kv and running >= law.kv_min_running:
-        after = replace(after, kv_per_request=average(learned.kv_per_request, kv / running, seconds, law.kv_window))
-    return replace(after, itl_batch=_itl_batch(readings, after, bounds, law, seconds))
+    limit = _itl_batch(readings, after, bounds, law, seconds)
+    return after if limit == after.itl_batch else replace(after, itl_batch=limit)
 
 
 def kv_batch(learned: DecodeLearned, bounds: Bounds, law: Law) -> float:

@@ -73,6 +73,11 @@ class SliceHandoff:
     waiting: Signal = UNKNOWN  # H: requests handed over whose decode has not started
     starts: Signal = UNKNOWN  # x: decode starts per second
 
+    def clean(self) -> SliceHandoff:
+        """The same with both signals clean."""
+        waiting, starts = self.waiting.clean(), self.starts.clean()
+        return self if waiting is self.waiting and starts is self.starts else SliceHandoff(self.name, waiting, starts)
+
 
 @dataclass(frozen=True, slots=True)
 class Readings:
@@ -99,9 +104,12 @@ class Readings:
     rollout: bool = False  # a rollout is under way
 
     def clean(self) -> Readings:
-        """The same with every signal clean, so that a record of them is JSON."""
-        signals: dict[str, Any] = {
-            f.name: value.clean() for f in fields(self) if isinstance(value := getattr(self, f.name), Signal)
-        }
-        slices = tuple(replace(s, waiting=s.waiting.clean(), starts=s.starts.clean()) for s in self.slices)
+        """The same with every signal clean, so that a record of them is JSON; itself where they all are."""
+        signals: dict[str, Any] = {name: s for name in _SIGNALS if (s := getattr(self, name).clean()) is not getattr(self, name)}
+        slices = tuple(s.clean() for s in self.slices)
+        if not signals and all(a is b for a, b in zip(slices, self.slices, strict=True)):
+            return self
         return replace(self, slices=slices, **signals)
+
+
+_SIGNALS = tuple(f.name for f in fields(Readings) if f.default is UNKNOWN)

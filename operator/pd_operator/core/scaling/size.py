@@ -59,9 +59,9 @@ def size(
     memory = _patience(memory, wanted > replicas.desired, window_of(bounds, law), law, now)
     window = window_of(bounds, law) * memory.patience
     current = replicas.desired
-    if not memory.peaks:  # no past is known: what there is counts as wanted, so that nothing shrinks before a whole window was seen
-        memory = replace(memory, peaks=((round(now, 3), current),))
-    peaks = memory.push(now, wanted, window)
+    # No past is known: what there is counts as wanted, so that nothing shrinks before a whole window was seen.
+    past = memory if memory.peaks else Memory(peaks=((round(now, 3), current),))
+    peaks = past.push(now, wanted, window)
     memory = replace(memory, peaks=peaks)
     if wanted > current:
         by_flow = math.ceil((need.flow or 0.0) - law.dead_band)

@@ -204,6 +204,24 @@ def test_once_is_no_cause(case: str) -> None:
     assert world.turned == []
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("ticks", range(3, 16))
+def test_leases_that_expire_because_transfers_failed_accuse_no_prefill(ticks: int, replaced: bool) -> None:
+    """They end a lease later, and so for two ticks after the transfers work again, or after the pod that failed them is gone."""
+    world = World(prefill=1, decode=1)
+    for tick in range(40):
+        broken = 10 <= tick < 10 + ticks
+        if replaced and tick == 10 + ticks:
+            world.pages = [p for p in world.pages if p.pod != "d0"] + [Page("d1", "decode")]
+        world.serve(0 if broken else 10)
+        if broken:
+            world.fall_back("d0", 10, failed=True)
+        world.page("p0").add(expired=10 if 12 <= tick < 12 + ticks else 0, **({"ended": 10, "computed": 5000} if broken else {}))
+        world.tick()
+    assert {reason for _, reasons in world.turned for reason in reasons} <= {"ReplicaNotTransferring"}, world.turned
+    assert world.reasons() == []
+
+
 @pytest.mark.parametrize("series", ["prompts", "handed", "transfers", "failed_transfers", "expired", "bad_answers", "fetching"])
 def test_what_is_not_known_neither_accuses_nor_clears_nor_proves(series: str) -> None:
     accuses = {"prompts": silent, "handed": silent, "transfers": failing, "failed_transfers": failing,

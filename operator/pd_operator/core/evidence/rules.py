@@ -41,6 +41,7 @@ class SliceView:
     stuck_since: float | None = None
     pair_hold: Mapping[Role, float] = field(default_factory=dict)
     lease: float = 30.0
+    failed: float = 0.0  # transfers that failed in `WINDOW` and a lease before: theirs expire too, and decode answers for it
     coordinator: str = ""  # workload of the LMCache coordinator, with P2P
     coordinated: bool = False  # it has a ready pod
     alone_since: float | None = None  # since when it has no ready pod, though it had one
@@ -143,13 +144,11 @@ def _silent(view: SliceView, found: Sequence[tuple[Track, float, float, float]])
 
 
 def _prefill(view: SliceView) -> Iterator[Finding]:
-    # A transfer that failed leaves its lease to expire: that is decode's to answer for.
-    failed = sum(t.total("failed_transfers") or 0.0 for t in view.of("decode"))
     for track in view.of("prefill"):
         expired, ended, late = track.total("expired"), track.total("ended"), track.total("read_late")
         # Step by step: pods that are deleted one after the other let leases expire too, in bursts.
         when = track.signs(lambda g: g.get("expired", 0.0) > 0 or g.get("read_late", 0.0) > 0, unbroken=True)
-        many = expired is not None and ended is not None and expired - failed >= max(FEW, EXPIRED_SHARE * ended)
+        many = expired is not None and ended is not None and expired - view.failed >= max(FEW, EXPIRED_SHARE * ended)
         if (many and _holds(when, track)) or (late is not None and late >= FEW and when):
             pod = track.last.pod
             read = f", and {late:.0f} were read after that: their answers may be wrong" if late else ""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pd_operator.core.evidence import attainment
 from pd_operator.core.evidence.attainment import Attained, Objectives, Point
-from pd_operator.core.evidence.counters import Counters, Track, follow
+from pd_operator.core.evidence.counters import WINDOW, Counters, Track, follow
 from pd_operator.core.evidence.finding import HANDOFF, OFFLOAD, Finding, ordered, read, seconds_of
 from pd_operator.core.evidence.rules import PAIR_HOLD, SliceView, fallbacks, judge
 from pd_operator.core.names import COORDINATOR, ROLES, Role, workload
@@ -41,6 +41,7 @@ class SliceRecord:
     alone_since: float | None = None  # since when it is not any more
     moved: float = 0.0  # transfers that ended on decode
     fed: Mapping[str, float] = field(default_factory=dict)  # uid of a prefill pod -> requests that it ended
+    failures: tuple[tuple[float, float], ...] = ()  # time and number of transfers that failed, of pods that are gone too
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ def look(record: Record, pages: Sequence[Counters], site: Site, now: float) -> t
     findings: list[Finding] = []
     for name, ready in site.ready.items():
         mine = tuple(t for t in tracks.values() if t.last.slice == name)
-        slices[name] = _slice(record.slices.get(name, SliceRecord(paired=not record.looked and record.last_verified is not None)),
-                              mine, record, ready, now, site.coordinators.get(name))  # fmt: skip
+        known = record.slices.get(name, SliceRecord(paired=not record.looked and record.last_verified is not None))
+        slices[name] = _slice(name, known, mine, record, site, now)
         findings += judge(_view(name, mine, ready, slices[name], site), record.findings, now)
     proven = _proven(record, tracks, slices)
     moved = any((_newest(t, record) or {}).get("transfers", 0.0) > 0 for t in tracks.values())
@@ -127,7 +128,8 @@ def look(record: Record, pages: Sequence[Counters], site: Site, now: float) -> t
 def _view(name: str, mine: tuple[Track, ...], ready: Mapping[Role, int], known: SliceRecord, site: Site) -> SliceView:
     lead = {role: site.lead[role].p90 if role in site.lead else DEFAULT_LEAD for role in ROLES}
     hold = {role: max(PAIR_HOLD, 1.5 * lead[role]) for role in ROLES}
-    return SliceView(name, mine, ready, known.paired, known.lost_since, known.stuck_since, hold, site.lease,
+    failed = sum(count for _, count in known.failures)
+    return SliceView(name, mine, ready, known.paired, known.lost_since, known.stuck_since, hold, site.lease, failed,
                      workload(name, COORDINATOR), site.coordinators.get(name, True), known.alone_since)  # fmt: skip
 
 
@@ -138,28 +140,31 @@ def _newest(track: Track, record: Record) -> Mapping[str, float] | None:
     return track.steps[-1].grown if fresh else None
 
 
-def _slice(
-    known: SliceRecord,
-    mine: Sequence[Track],
-    record: Record,
-    ready: Mapping[Role, int],
-    now: float,
-    coordinated: bool | None,
-) -> SliceRecord:
+def _slice(name: str, known: SliceRecord, mine: Sequence[Track], record: Record, site: Site, now: float) -> SliceRecord:
+    ready, coordinated = site.ready[name], site.coordinators.get(name)
     fed = dict(known.fed)
-    moved = known.moved
+    moved, failed = known.moved, 0.0
     for track in mine:
         grown = _newest(track, record) or {}
         if track.last.side == "prefill":
             fed[track.last.uid] = fed.get(track.last.uid, 0.0) + grown.get("ended", 0.0)
         elif track.last.side == "decode":
             moved += grown.get("transfers", 0.0)
+            failed += grown.get("failed_transfers", 0.0)
     lost = {role: known.lost_since.get(role, now) for role in ROLES if ready.get(role, 0) == 0}
     alone = None
     if coordinated is False and known.coordinated:
         alone = known.alone_since if known.alone_since is not None else now
-    stuck = _stuck(known, mine, record, now)
-    return SliceRecord(known.paired or not lost, lost, stuck, known.coordinated or coordinated is True, alone, moved, fed)
+    return SliceRecord(
+        known.paired or not lost,
+        lost,
+        _stuck(known, mine, record, now),
+        known.coordinated or coordinated is True,
+        alone,
+        moved,
+        fed,
+        (*(f for f in known.failures if f[0] > now - WINDOW - site.lease), *([(now, failed)] if failed else ())),
+    )
 
 
 def _stuck(known: SliceRecord, mine: Sequence[Track], record: Record, now: float) -> float | None:

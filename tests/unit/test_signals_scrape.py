@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -262,6 +263,24 @@ async def test_run_sweeps_until_cancelled_and_survives_a_broken_fleet(cluster: C
     assert len(cluster.asked) == seen
     await source.close()
     await source.close()
+
+
+@pytest.mark.parametrize("tick", [5.0, 15.0])
+@pytest.mark.parametrize("late", [0.0, 0.3, 2.4, 2.6, 4.9])
+def test_a_sweep_ends_just_before_each_read(tick: float, late: float) -> None:
+    """Wherever the first sweep began: after two reads the newest sample at a read is LEAD old, and none is skipped."""
+    begun, read, sweeps, ages = 100.0 + late, None, [100.0 + late], []
+    for _ in range(200):
+        due = scrape.next_sweep(begun, scrape.PERIOD, read)
+        while (number := len(ages) + 1) * tick + 100.0 < due:  # reads before that sweep
+            read = 100.0 + number * tick
+            ages.append(read - begun)
+        begun = due
+        sweeps.append(begun)
+    gaps = [b - a for a, b in itertools.pairwise(sweeps)]
+    assert ages[3:] == pytest.approx([scrape.LEAD] * len(ages[3:]))
+    assert gaps[12:] == pytest.approx([scrape.PERIOD] * len(gaps[12:]))
+    assert all(scrape.PERIOD / 2 <= gap <= 1.5 * scrape.PERIOD + 1e-9 for gap in gaps)
 
 
 async def test_a_cache_is_read_for_itself(cluster: Cluster, source: PodScrape) -> None:

@@ -30,6 +30,7 @@ WINDOW: Final = 30.0  # seconds over which rates are taken: two ticks of 15 s
 TIMEOUT: Final = 3.0  # seconds for one page, connecting included
 MAX_BYTES: Final = 4 * 2**20  # of a page; vLLM's are 61 KB (measured), smg's with a hundred workers a few hundred
 MAX_PODS: Final = 1000  # pages a period; tests/bench/signals.py has what they cost
+LEAD: Final = 1.0  # seconds from the begin of a sweep to the read that it is for; 1,000 pages take less (tests/bench/signals.py)
 AT_ONCE: Final = 64
 SUSPECTS_AT_ONCE: Final = 16
 Identity = tuple[str, str]  # uid and URL
@@ -71,16 +72,19 @@ class PodScrape:
         self._suspects = asyncio.Semaphore(SUSPECTS_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
         self._sweeps = 0
+        self._last_read: float | None = None  # the loop's time
 
     async def run(self) -> None:
         """A sweep every period until cancelled; one that takes longer does not hold up the next, its pods just sit that one out."""
         running: set[asyncio.Task[None]] = set()
+        clock = asyncio.get_running_loop().time
         try:
             while True:
+                begun = clock()
                 task = asyncio.create_task(self._logged_sweep())
                 running.add(task)
                 task.add_done_callback(running.discard)
-                await asyncio.sleep(self._period)
+                await asyncio.sleep(next_sweep(begun, self._period, self._last_read) - clock())
         finally:
             for task in running:
                 task.cancel()
@@ -109,6 +113,7 @@ class PodScrape:
 
     async def read(self, now: float) -> Mapping[Key, Load]:
         """See Source. Uses the samples that are there and asks nobody."""
+        self._last_read = asyncio.get_running_loop().time()
         inside, outside = self._within()
         found = {deployment.key: self._load(deployment, now) for deployment in inside if deployment.scales}
         if outside:
@@ -188,6 +193,17 @@ class PodScrape:
             if size > self._max_bytes:
                 raise ValueError(f"GET {url} answers with more than {self._max_bytes} bytes")
         return b"".join(parts)
+
+
+def next_sweep(begun: float, period: float, read: float | None) -> float:
+    """When the sweep after one that began then begins: a period later, moved by at most half of one, so that one ends just before
+    each read. Reads come a whole number of periods apart; a sample would else be up to a period old when it is decided on.
+    """
+    due = begun + period
+    if read is None:
+        return due
+    phase = read - min(LEAD, period / 2)
+    return phase + period * round((due - phase) / period)
 
 
 def _identity(target: Target) -> Identity:

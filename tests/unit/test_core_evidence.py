@@ -127,6 +127,7 @@ def test_an_engine_that_its_router_has_stopped_asking_is_named() -> None:
     for _ in range(10):
         world.serve(20)
         world.tick()
+    world.serve(10)  # in the same step: a page is read every 15 s
     world.page("d0").add(bad_answers=11)
     for _ in range(3):
         no_answer(world, 20)
@@ -168,6 +169,7 @@ def test_errors_that_are_over_accuse_nobody() -> None:
     world.pages.append(Page("r0", "router", values={"failed": 0.0}))
     world.serve(20)
     world.tick()
+    world.serve(10)
     world.page("d0").add(bad_answers=8)
     no_answer(world, 8)
     world.tick(10)

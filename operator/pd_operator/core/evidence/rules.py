@@ -186,14 +186,15 @@ def _cache(view: SliceView, now: float) -> Iterator[Finding]:
 def _stores(view: SliceView) -> Iterator[Finding]:
     prefill = {t.last.uid for t in view.of("prefill")}
     for track in view.of("cache"):
-        if track.last.uid not in prefill or track.last.deleting or track.total("stored") != 0:
+        if track.last.uid not in prefill or track.last.deleting:
             continue
-        when = track.signs(lambda g: g.get("requested", 0.0) > g.get("hit", 0.0))
+        stored = max((s.time for s in track.steps if s.grown.get("stored") != 0), default=0.0)  # or nothing is known of it
+        when = [t for t in track.signs(lambda g: g.get("requested", 0.0) > g.get("hit", 0.0)) if t > stored]
         if _holds(when, track):
-            pod, asked = track.last.pod, track.total("lookups") or 0.0
+            pod, asked = track.last.pod, track.total("lookups", when[0] - 1.0) or 0.0
             text = (
-                f"prefill pod {pod}: LMCache was asked {asked:.0f} times in {WINDOW:.0f} s for chunks that it lacks, and nothing "
-                f"is stored since {clock(when[0])}. Next: kubectl logs {pod} -c engine, for LMCache's words; then delete the pod"
+                f"prefill pod {pod}: LMCache was asked {asked:.0f} times since {clock(when[0])} for chunks that it lacks, and "
+                f"nothing was stored. Next: kubectl logs {pod} -c engine, for LMCache's words; then delete the pod"
             )
             yield Finding(Reason.NOT_SUBMITTING, pod, view.name, when[0], text)
 
@@ -216,8 +217,10 @@ def _errors(view: SliceView, track: Track, routers_fail: bool) -> Iterator[Findi
     if not track.last.ready or any(track.total(name) is None for name in ("bad_answers", "good_answers")):
         return
     well = max((s.time for s in track.steps if s.grown.get("good_answers", 0.0) > 0), default=0.0)
-    since = max(well, track.restarted)  # what an engine answered while it died says nothing of the one that came after it
-    steps = [(s.time, s.grown.get("bad_answers", 0.0) - s.grown.get("rejected", 0.0)) for s in track.steps if s.time > since]
+    # The last good answers may share their step with the first bad ones. What an engine answered while it died says nothing of the
+    # one that came after it: the step of a restart counts the new one only.
+    since = max(well, track.restarted)
+    steps = [(s.time, s.grown.get("bad_answers", 0.0) - s.grown.get("rejected", 0.0)) for s in track.steps if s.time >= since]
     when = [time for time, bad in steps if bad > 0]
     bad = sum(max(0.0, bad) for _, bad in steps)
     if bad < SOME or track.steps[-1].time - when[0] < HOLD or not (routers_fail or _holds(when, track)):

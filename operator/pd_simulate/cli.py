@@ -101,7 +101,7 @@ def _run_parser(parser: argparse.ArgumentParser) -> None:
 
 def _compare_parser(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--profile", choices=("smoke", "full"), help="a matrix that ships")
+    which.add_argument("--profile", choices=("smoke", "core", "full"), help="a matrix that ships")
     which.add_argument("--matrix", type=Path, metavar="FILE.yaml", help="a matrix of your own")
     add = parser.add_argument
     add("-o", "--output", type=Path, metavar="DIR", help="results folder (default simulate-results/NAME)")
@@ -109,6 +109,7 @@ def _compare_parser(parser: argparse.ArgumentParser) -> None:
     add("--limit", default="8h", metavar="DURATION", help="begin no cell after this time (default 8h)")
     add("--cell-limit", default="15m", metavar="DURATION", help="give a cell up after this time (default 15m)")
     add("--retry-failed", action="store_true", help="run cells again that failed")
+    add("--refresh", action="store_true", help="run cells again whose result is of other code than today's")
     add("-q", "--quiet", action="store_true", help="no progress")
     parser.set_defaults(command="compare")
 

@@ -55,9 +55,8 @@ def compare(args: argparse.Namespace) -> int:
     jobs = comparing.cores() if args.jobs is None else args.jobs
     if jobs < 1:
         raise InputError(f"--jobs {jobs}: accepted is a number from 1")
-    options = comparing.Options(
-        folder, jobs, seconds(args.cell_limit, "--cell-limit"), seconds(args.limit, "--limit"), args.retry_failed, args.quiet
-    )
+    limits = seconds(args.cell_limit, "--cell-limit"), seconds(args.limit, "--limit")
+    options = comparing.Options(folder, jobs, *limits, args.retry_failed, args.refresh, args.quiet)
     begin = time.monotonic()
     try:
         ended = comparing.compare(chosen, peers.sweeps(), options)

@@ -36,6 +36,7 @@ class Options:
     cell_limit: float = 900.0
     limit: float = 8 * 3600.0
     retry_failed: bool = False
+    refresh: bool = False  # also run again what other code than today's computed
     quiet: bool = False
 
 
@@ -90,7 +91,7 @@ class _Session:
     def __init__(self, options: Options, compute: Compute) -> None:
         self._options, self._compute = options, compute
         self._rows = store.load(options.folder)
-        self._code = store.fingerprint()
+        self._law, self._peers = store.fingerprint("ours"), store.fingerprint("any peer")
         self._deadline = time.monotonic() + options.limit
 
     def tune(self, bases: Sequence[tuple[Cell, Tuning]]) -> dict[str, Settings]:
@@ -106,7 +107,8 @@ class _Session:
 
     def plan(self, matrix: Matrix, wanted: Sequence[Cell]) -> None:
         """Write down what was asked for, so that a report can say what is missing."""
-        values = {"matrix": matrix.model_dump(mode="json"), "code": self._code, "cells": [cell.key() for cell in wanted]}
+        codes = {"code": self._law, "peers": self._peers}
+        values = {"matrix": matrix.model_dump(mode="json"), **codes, "cells": [cell.key() for cell in wanted]}
         self._options.folder.mkdir(parents=True, exist_ok=True)
         (self._options.folder / PLAN).write_text(json.dumps(values, indent=1) + "\n")
 
@@ -133,16 +135,21 @@ class _Session:
         """Counts over the cells that were asked for."""
         rows = [row for cell in wanted if (row := self._rows.get(cell.key())) is not None]
         failed = sum(row.error is not None for row in rows)
-        other = sum(row.code != self._code for row in rows)
+        other = sum(row.code != self._code(row.cell) for row in rows)
         return Ended(len(wanted), len(rows) - failed, failed, len(wanted) - len(rows), other)
+
+    def _code(self, cell: Cell) -> str:
+        return self._law if cell.policy.startswith("ours") else self._peers
 
     def _todo(self, cell: Cell) -> bool:
         row = self._rows.get(cell.key())
-        return row is None or (row.error is not None and self._options.retry_failed)
+        if row is None:
+            return True
+        return (row.error is not None and self._options.retry_failed) or (self._options.refresh and row.code != self._code(cell))
 
     def _keep(self, item: Done[Cell, tuple[dict[str, Any], dict[str, Any] | None]]) -> Row:
         summary, timeline = item.answer if item.answer is not None else (None, None)
-        row = Row(item.item, summary, item.error, round(item.seconds, 3), self._code)
+        row = Row(item.item, summary, item.error, round(item.seconds, 3), self._code(item.item))
         self._rows[item.item.key()] = row
         if timeline is not None:
             folder = self._options.folder / TIMELINES
@@ -207,5 +214,5 @@ def describe(ended: Ended, options: Options, seconds: float) -> str:
     if ended.left:
         lines.append("the time limit was reached; the same command goes on from here")
     if ended.other_code:
-        lines.append(f"{ended.other_code} results are from other code than today's: use a new folder (-o) for results of one code")
+        lines.append(f"{ended.other_code} results are from other code than today's: --refresh runs them again")
     return "\n".join(lines)

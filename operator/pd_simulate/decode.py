@@ -128,11 +128,10 @@ class DecodeEngine(Intake):
         while finishing and finishing[0][0] <= steps:
             step, _, request = heappop(finishing)
             if request in self.running and request.finish_step == step:
-                stay = step - request.first_step - request.gap_from
                 if request.gaps is None:
-                    request.itl = self.log.p95(request.first_segment, request.gap_from, stay)
+                    request.itl = self.log.p95(request.first_step + request.gap_from)
                 else:
-                    request.gaps.extend(self.log.gaps(request.first_segment, request.gap_from))
+                    request.gaps.extend(self.log.gaps(request.first_step + request.gap_from))
                     request.itl = p95(np.array(request.gaps))
                 self._remove(request)
                 if request.outcome == OPEN:
@@ -168,7 +167,6 @@ class DecodeEngine(Intake):
         self.context += total
         request.phase = Phase.DECODE
         request.first_step = self.steps
-        request.first_segment = len(self.log)
         request.gap_from = 1 if request.first_token == NEVER else 0
         request.finish_step = self.steps + request.output - request.generated
         self._order += 1
@@ -180,12 +178,12 @@ class DecodeEngine(Intake):
         """Plan the next run of steps."""
         if not self.reserve and self.running:
             self._make_room()
-        batch = len(self.running)
+        batch, plan, now = len(self.running), self._run, self.clock.now
         base, slope = self.serving.step_law[batch]
         self._version += 1
-        self._run.start = self.clock.now
-        self._run.base = base + slope * self.context
-        self._run.grow = slope * batch
+        plan.start = now
+        plan.base = base + slope * self.context
+        plan.grow = slope * batch
         if self.prefills:
             self._plan_chunks(batch)
         elif batch == 0:
@@ -195,12 +193,12 @@ class DecodeEngine(Intake):
             steps = self._finishing_in()
             if not self.reserve:
                 steps = min(steps, (self.kv_capacity - self.kv_used) // batch)
-            self._run.steps = steps
-        self.clock.at(self._run.start + self._run.seconds(self._run.steps), self._end, self._version)
+            plan.steps = steps
+        self.clock.at(now + plan.seconds(plan.steps), self._end, self._version)
         for request in reversed(self.running):
             if request.first_token != NEVER:
                 break
-            request.first_token = self._run.start + self._run.base
+            request.first_token = now + plan.base
             self.serving.streamed(request)
 
     def _finishing_in(self) -> int:
@@ -216,7 +214,7 @@ class DecodeEngine(Intake):
         while self.running and self.kv_capacity - self.kv_used < len(self.running):
             request = next(reversed(self.running))
             request.gaps = request.gaps or []
-            request.gaps.extend(self.log.gaps(request.first_segment, request.gap_from))
+            request.gaps.extend(self.log.gaps(request.first_step + request.gap_from))
             stayed = self.steps - request.first_step
             self._remove(request)
             request.generated += stayed

@@ -1,4 +1,4 @@
-"""GapLog: the time of every decode step of one D replica, kept as runs of steps, and the percentiles of a request's gaps."""
+"""GapLog: the time of every decode step of one D replica, and the percentiles of a request's gaps."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from pd_simulate.workload import Floats
 
 
 class GapLog:
-    """Runs of steps with an unchanged batch: in one of them gaps grow linearly, since each step adds a token per request."""
+    """Every step's seconds, by the replica's step number, and runs of steps with an unchanged batch.
 
-    __slots__ = ("batch", "end", "first", "grow", "steps")
+    In a run gaps grow linearly, since each step adds a token per request. Steps are written out once for all requests of the
+    batch: a request's gaps are then a slice, which is what most of a simulation's time went into before.
+    """
+
+    __slots__ = ("batch", "each", "end", "first", "grow", "steps")
 
     def __init__(self) -> None:
+        self.each = array("d")  # seconds of every step
         self.steps = array("q")
-        self.first = array("d")  # seconds of the first step
+        self.first = array("d")  # seconds of a run's first step
         self.grow = array("d")  # seconds that each further step takes more
         self.batch = array("q")
         self.end = array("d")
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self.each)
 
     def add(self, steps: int, first: float, grow: float, batch: int, end: float) -> None:
         """A run has ended at `end` seconds."""
@@ -32,31 +37,19 @@ class GapLog:
         self.grow.append(grow)
         self.batch.append(batch)
         self.end.append(end)
+        if steps == 1:
+            self.each.append(first)
+        else:
+            self.each.extend([first + grow * number for number in range(steps)])
 
-    def gaps(self, since: int, skip: int) -> Floats:
-        """Seconds of every step of the runs from number `since` on, without the first `skip` steps."""
-        if since >= len(self.steps):
-            return np.zeros(0)
-        steps = np.frombuffer(self.steps, dtype=np.int64, offset=8 * since)
-        first = np.frombuffer(self.first, offset=8 * since)
-        grow = np.frombuffer(self.grow, offset=8 * since)
-        starts = np.cumsum(steps) - steps
-        # first + grow x (position in the run), for all runs at once
-        return (np.repeat(first - grow * starts, steps) + np.repeat(grow, steps) * np.arange(int(steps.sum())))[skip:]
+    def gaps(self, since: int) -> Floats:
+        """Seconds of every step from number `since` on. A copy: the log grows on."""
+        return np.array(self.each[since:])
 
-    def p95(self, since: int, skip: int, total: int) -> float:
-        """p95 of a request's `total` gaps, the largest if they are fewer than 20 (facts/autoscaling.md section 8), 0 if none."""
-        if total == 0:
-            return 0.0
-        if total >= 20:
-            return p95(self.gaps(since, skip))
-        largest = 0.0
-        for number in range(since, len(self.steps)):
-            count = self.steps[number]
-            if skip < count:
-                largest = max(largest, self.first[number] + self.grow[number] * (count - 1))
-            skip = max(0, skip - count)
-        return largest
+    def p95(self, since: int) -> float:
+        """p95 of the steps from number `since` on; of fewer than 20 the largest (facts/autoscaling.md section 8), of none 0."""
+        gaps = self.each[since:]
+        return p95(np.frombuffer(gaps)) if len(gaps) >= 20 else max(gaps, default=0.0)
 
     def recent(self, since: float) -> tuple[Floats, Floats]:
         """Of the runs that ended at `since` or later: mean gap of each, and its weight (tokens streamed)."""

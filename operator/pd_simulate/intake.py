@@ -126,6 +126,8 @@ class Intake(Replica):
     def admit(self) -> None:
         """Reserve KV and a seat for waiting requests in order, and pull (or prefill) them."""
         waiting = self.waiting
+        if not waiting:
+            return
         limit = self.kv_capacity - int(WATERMARK * self.kv_capacity)
         while waiting:
             request = waiting[0]
@@ -133,7 +135,7 @@ class Intake(Replica):
                 waiting.popleft()
                 continue
             need = request.prompt + (request.output if self.reserve else request.generated)
-            used = self.kv_used
+            used = self.context + self.committed
             if self.seated >= self.seats or (used + need > limit and not (used == 0 and need <= self.kv_capacity)):
                 break
             if request.local and sum(one.left for one in self.prefills) >= self.chunk_tokens:

@@ -1,4 +1,4 @@
-"""Matrix: a YAML file of blocks, each a product of lists, and the cells it stands for. `smoke` and `full` ship."""
+"""Matrix: a YAML file of blocks, each a product of lists, and the cells it stands for. `smoke`, `core` and `full` ship."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pd_simulate.cell import Cell, Sweep
 from pd_simulate.scenario import DEFAULT_PROFILE, SHOCKS
 from pd_simulate.units import InputError, seconds
 
-SHIPPED = ("smoke", "full")
+SHIPPED = ("smoke", "core", "full")
 LONG_PROMPTS = ("mooncake", "mix")  # `slo: auto` takes the class `long` for these, `chat` for others
 Duration = Annotated[str, Field(max_length=20)]
 
@@ -65,7 +65,7 @@ class Matrix(_Model):
 
 
 def shipped(name: str) -> Matrix:
-    """The matrix `smoke` or `full`."""
+    """A matrix that ships, by its name."""
     return parse((resources.files("pd_simulate") / "matrices" / f"{name}.yaml").read_text(), name)
 
 

@@ -50,7 +50,8 @@ def build(study: Study, referee: Sequence[Outcome] = ()) -> str:
 def _facts(study: Study) -> str:
     finished = sum(row.error is None for row in study.rows)
     seeds = {row.cell.seed for row in study.rows}
-    code = f"code {study.code}" if study.codes in ([], [study.code]) else f"results of several codes: {', '.join(study.codes)}"
+    one = set(study.codes) <= {study.code, study.code_peers}
+    code = f"code {study.code}" if one else f"results of several codes: {', '.join(study.codes)}"
     note = f" {study.note}" if study.note else ""
     return (
         f"{finished:,} of {study.wanted:,} runs, {len({row.cell.policy for row in study.rows})} policies, {len(seeds)} seeds, "

@@ -172,7 +172,7 @@ class Sampler:
         serving = self.serving
         found = []
         for pairs in (serving.ttft, serving.prefill_latency, serving.handoff_wait):
-            recent = [(time, value) for time, value in pairs if time >= since]
+            recent = [pair for pair in pairs if pair[0] >= since]
             pairs[:] = recent
             found.append(_latency(np.array([value for time, value in recent if time <= now])))
         gaps = [one.recent(since) for one in self.pools.replicas if isinstance(one, DecodeEngine)]

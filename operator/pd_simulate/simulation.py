@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from heapq import heappop
 
 import numpy as np
 
@@ -74,13 +75,16 @@ class _Run:
         if self.requests:
             clock.at(self.requests[0].arrival, self._arrive, None)
         end, total = self.workload.duration + self.fleet.horizon, len(self.requests)
-        emptied = self.serving.emptied
-        while clock.step():
+        emptied, duration, heap, step = self.serving.emptied, self.workload.duration, clock.heap, heappop
+        while heap:  # Clock.step in place: most of a run's time is events of a few microseconds
+            clock.now, _, call, argument = step(heap)
+            clock.events += 1
+            call(argument)
             while emptied:
                 self.pools.settle(emptied.pop())
             if audit:
                 check(self.serving, self.pools, self.requests[: self.arrived])
-            if clock.now >= end or (self.arrived == total and tally.open == 0 and clock.now >= self.workload.duration):
+            if clock.now >= end or (tally.open == 0 and self.arrived == total and clock.now >= duration):
                 break
 
     def _arrive(self, _: object) -> None:

@@ -21,6 +21,7 @@ SHOWN_BY = (
     "export",
     "markup",
     "progress",
+    "published",
     "report",
     "second",
     "statistics",
@@ -74,16 +75,16 @@ def appending(folder: Path) -> Iterator[TextIO]:
             yield file
 
 
-def fingerprint() -> str:
-    """A hash of the source that results depend on."""
+def fingerprint(policy: str = "ours") -> str:
+    """A hash of the source that results of a policy depend on: the scaling law is part of it for ours (and its variants) alone."""
     state = hashlib.sha256()
-    for path in sources():
+    for path in sources(law=policy.startswith("ours")):
         state.update(path.name.encode() + b"\0" + path.read_bytes())
     return state.hexdigest()[:12]
 
 
-def sources() -> list[Path]:
+def sources(law: bool = True) -> list[Path]:
     """The files that results depend on: the simulator, the policies, the scaling law; not what only starts runs or shows them."""
     here = Path(__file__).resolve().parent
-    law = here.parent / "pd_operator" / "core" / "scaling"
-    return sorted(path for folder in (here, law) for path in folder.rglob("*.py") if path.stem not in (*SHOWN_BY, *STARTED_BY))
+    folders = (here, here.parent / "pd_operator" / "core" / "scaling") if law else (here,)
+    return sorted(path for folder in folders for path in folder.rglob("*.py") if path.stem not in (*SHOWN_BY, *STARTED_BY))

@@ -28,7 +28,8 @@ class Study:
     tuning: Sequence[Row]
     wanted: int
     missing: int  # cells without a row
-    code: str
+    code: str  # of ours, the law included
+    code_peers: str
     timelines: Path
 
     @cached_property
@@ -79,5 +80,6 @@ def load(folder: Path) -> Study:
         wanted=len(keys),
         missing=len(keys) - len(rows),
         code=plan["code"],
+        code_peers=plan.get("peers", plan["code"]),
         timelines=folder / TIMELINES,
     )

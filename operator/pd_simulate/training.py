@@ -38,7 +38,7 @@ class Training:
             purpose="tune",
         )
         self._known: dict[tuple[int, int, bool], Outcome] = {}
-        self._code = fingerprint()
+        self._code = fingerprint("static")
 
     @property
     def key(self) -> Cell:

@@ -99,6 +99,12 @@ def test_the_fingerprint_changes_with_the_law_and_not_with_the_report() -> None:
     assert not {"report.py", "cli.py", "charts.py"} & {path.name for path in store.sources()}
 
 
+def test_a_change_of_the_law_leaves_the_peers_results_valid() -> None:
+    assert store.fingerprint("ours") == store.fingerprint() != store.fingerprint("hpa-utilization") == store.fingerprint("oracle")
+    law = {path for path in store.sources() if path not in store.sources(law=False)}
+    assert {path.parent.name for path in law} == {"scaling"} and "law.py" in {path.name for path in law}
+
+
 # The pool
 
 
@@ -158,6 +164,11 @@ def test_rows_of_other_code_are_counted(tmp_path: Path) -> None:
     cells = cells_of(MATRIX)
     (tmp_path / store.CELLS).write_text("".join(Row(cell, {"attainment": 1.0}, None, 1.0, "older").line() for cell in cells))
     assert compare(matrix.parse(MATRIX, "test"), REGISTRY, options(tmp_path), fakes.compute).other_code == 16
+    refreshed = compare(matrix.parse(MATRIX, "test"), REGISTRY, options(tmp_path, refresh=True), fakes.compute)
+    assert (refreshed.other_code, refreshed.finished) == (0, 16)
+    assert len((tmp_path / store.CELLS).read_text().splitlines()) == 32, "the older rows stay, the last one of a cell counts"
+    compare(matrix.parse(MATRIX, "test"), REGISTRY, options(tmp_path, refresh=True), fakes.compute)
+    assert len((tmp_path / store.CELLS).read_text().splitlines()) == 32
 
 
 # Tuning

@@ -1,0 +1,291 @@
+"""Published: the runs of a comparison as one small CSV for the repository, and the page that is made of that CSV alone.
+
+`python -m pd_simulate.published RESULTS DOCS` writes DOCS/result.csv and the generated part of DOCS/result.md; a test makes the
+page again from the CSV.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from pd_simulate import matrix, peers
+from pd_simulate.analysis import OURS, TARGETS, Scenario, Verdicts, Versus, judge
+from pd_simulate.cell import Cell, Row, from_json
+from pd_simulate.compare import TIMELINES
+from pd_simulate.markup import saving
+from pd_simulate.scenario import window
+from pd_simulate.store import load
+
+MATRIX = "core"
+FALLING = {sweep.name for sweep in peers.sweeps() if sweep.knobs and sweep.knobs[0] > sweep.knobs[-1]}
+OUTAGE, OUTAGE_SECONDS = "signals-lost", 300.0
+PAGE, RUNS = "result.md", "result.csv"
+BEGIN, END = "<!-- made of result.csv: begin -->", "<!-- made of result.csv: end -->"
+SETTINGS = [field.name for field in fields(Cell) if field.name not in ("settings", "purpose", "digest")]
+NUMBERS = (
+    "attainment",
+    "gpu_seconds",
+    "mean_gpus",
+    "offered",
+    "timed_out",
+    "recomputed",
+    "ttft_p95",
+    "itl_p95",
+    "reversals_per_hour",
+)
+DOWN = "down_while_unknown"  # steps down of both roles while signals were lost, "" where no timeline was kept
+AIM_SAVING, AIM_LOSS, AIM_ORACLE = 0.20, -0.02, 0.10  # what was aimed at, against the best peer and the oracle
+
+
+def runs_csv(rows: Iterable[tuple[Row, Path]]) -> str:
+    """One line for each finished run, given with its folder of timelines: its settings, and the numbers that the page needs."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*SETTINGS, *NUMBERS, DOWN, "code"])
+    for row, timelines in sorted(rows, key=lambda item: _order(item[0].cell)):
+        if row.summary is None:
+            continue
+        settings = ["" if (value := getattr(row.cell, name)) is None else value for name in SETTINGS]
+        numbers = ["" if (value := row.summary[name]) is None else f"{value:.6g}" for name in NUMBERS]
+        writer.writerow([*settings, *numbers, steps_down(row.cell, timelines), row.code])
+    return text.getvalue()
+
+
+def _order(cell: Cell) -> tuple[object, ...]:
+    knob = -1.0 if cell.knob is None else cell.knob
+    return (cell.shock != "none", cell.trace, cell.shock, cell.budget, cell.policy, cell.seed, knob)
+
+
+def steps_down(cell: Cell, timelines: Path) -> str:
+    """Replicas that a policy took away while every signal was unknown, of both roles; "" without a timeline."""
+    path = timelines / f"{cell.key()}.json"
+    if cell.shock != OUTAGE or not path.is_file():
+        return ""
+    kept = json.loads(path.read_text())
+    start = window(kept["duration"]).shock_start
+    counts = [(at, prefill, decode) for at, prefill, decode, _ in kept["decisions"]]
+    pairs = [(before, after) for before, after in pairwise(counts) if start < after[0] <= start + OUTAGE_SECONDS]
+    return str(sum(max(0, before[role] - after[role]) for before, after in pairs for role in (1, 2)))
+
+
+def read(text: str) -> list[tuple[Row, str]]:
+    """The runs of a CSV, each with its steps down while signals were unknown."""
+    kinds = {field.name: str(field.type) for field in fields(Cell)}
+    found = []
+    for line in csv.DictReader(io.StringIO(text)):
+        values = {name: _value(line[name], kinds[name]) for name in SETTINGS}
+        summary = {name: float(line[name]) if line[name] else None for name in NUMBERS}
+        found.append((Row(from_json(values), summary, None, 0.0, line["code"]), line[DOWN]))
+    return found
+
+
+def _value(text: str, kind: str) -> object:
+    if kind == "float | None":
+        return float(text) if text else None
+    return float(text) if kind == "float" else int(text) if kind == "int" else text
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One scenario of the page: the rows of the seeds that were done whole, and what was not."""
+
+    scenario: Scenario
+    seeds: Sequence[int]
+    short: Sequence[str]  # policies of the matrix without all those seeds: not judged
+    verdicts: Sequence[Verdicts]  # ours against every policy that ran all seeds, by TARGETS
+
+
+def parts(rows: Sequence[Row]) -> list[Part]:
+    """Scenarios with the seeds that ours and the policies of the first block ran whole: every value of the knob.
+
+    What ran fewer seeds than those is not judged, and named: it neither wins nor loses by what was not run.
+    """
+    shipped = matrix.shipped(MATRIX)
+    wanted: dict[str, dict[tuple[str, int], set[str]]] = defaultdict(lambda: defaultdict(set))
+    for cell in matrix.cells(shipped, peers.sweeps()):
+        wanted[cell.scenario][cell.policy, cell.seed].add(cell.key())
+    done = {row.cell.key() for row in rows}
+    found = []
+    for name, group in wanted.items():
+        whole = {pair for pair, keys in group.items() if keys <= done}
+        policies = sorted({policy for policy, _ in group})
+        first = {policy for policy in policies if policy in shipped.blocks[0].policies and (policy, 0) in whole}
+        seeds = sorted({seed for _, seed in group if all((policy, seed) in whole for policy in first | {OURS})})
+        judged = [policy for policy in policies if seeds and all((policy, seed) in whole for seed in seeds)]
+        if len(judged) > 1:
+            kept = [row for row in rows if row.cell.scenario == name and row.cell.policy in judged and row.cell.seed in seeds]
+            scenario, short = Scenario(kept[0].cell, kept), [policy for policy in policies if policy not in judged]
+            found.append(Part(scenario, seeds, short, [judge(scenario, target) for target in TARGETS]))
+    return sorted(found, key=lambda part: _order(part.scenario.cell))
+
+
+def page(runs: Sequence[tuple[Row, str]]) -> str:
+    """The generated part of the page, in Markdown."""
+    found = parts([row for row, _ in runs])
+    real = [part for part in found if part.scenario.cell.shock == "none"]
+    shocks = [part for part in found if part.scenario.cell.shock != "none"]
+    sections = [
+        ("What ran", _ran(found, len(runs))),
+        ("Ours against the best peer", _judged(real)),
+        ("Against what was aimed at", _aims(real, shocks)),
+        ("Losses", _losses(found)),
+        ("Every policy", [line for part in real for line in _points(part)]),
+        ("Shocks", _judged(shocks)),
+        ("All signals unknown for five minutes", _outage(shocks, runs)),
+        ("What was left out", [f"* {text}" for text in matrix.shipped(MATRIX).left_out]),
+    ]
+    return "\n\n".join(f"## {title}\n\n" + "\n".join(lines or ["Not run."]) for title, lines in sections) + "\n"
+
+
+def _table(*heads: str) -> list[str]:
+    return ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def _ran(found: Sequence[Part], count: int) -> list[str]:
+    lines = [f"{count} runs. Seeds and policies that are not whole are in the CSV and not below.", ""]
+    lines += _table("scenario", "engine", "seconds", "requests", "seeds", "policies judged", "not run, or not in all those seeds")
+    for part in found:
+        offered = fmean(row.summary["offered"] for row in part.scenario.rows if row.summary)
+        numbers = (f"{part.scenario.window:.0f}", f"{offered:.0f}", len(part.seeds), len(part.scenario.policies))
+        lines.append(_row(part.scenario.title, part.scenario.cell.profile, *numbers, ", ".join(part.short) or "-"))
+    return lines
+
+
+def _gpus(item: Verdicts, name: str) -> str:
+    mean = item.standings[name].mean if name in item.standings else None
+    return "not reached" if mean is None else f"{mean / item.scenario.window:.2f}"
+
+
+def _judged(found: Sequence[Part]) -> list[str]:
+    head = ("scenario", "at", "ours, GPUs", "best peer", "GPUs", "ours saves [95 % CI]", "seeds cheaper", "ours is")
+    lines = _table(*head, "oracle, GPUs", "ours over it")
+    for part in found:
+        for item in part.verdicts:
+            over = item.oracle
+            above = "" if over is None or over.saving is None else f"{-100 * over.saving.mean:+.1f} %"
+            shown = (*_against(item, len(part.seeds)), _gpus(item, "oracle"), above)
+            lines.append(_row(part.scenario.title, f"{100 * item.target:g} %", _gpus(item, OURS), *shown))
+    return lines if found else []
+
+
+def _against(item: Verdicts, seeds: int) -> tuple[str, ...]:
+    best = item.best
+    if best is None:
+        return ("none reaches it", "", "", "", "neither" if item.standings[OURS].mean is None else "only ours")
+    note = f" ({best.note})" if best.note else ""
+    return (
+        best.peer,
+        _gpus(item, best.peer),
+        _saving(best),
+        f"{best.wins[0]} of {seeds}",
+        best.verdict + ("" if best.saving and best.saving.count < 2 else note),
+    )
+
+
+def _saving(pair: Versus) -> str:
+    """With its interval, where there is one."""
+    single = pair.saving is not None and pair.saving.count < 2
+    return f"{100 * pair.saving.mean:+.1f} % (one seed)" if single and pair.saving else saving(pair)
+
+
+def _aims(real: Sequence[Part], shocks: Sequence[Part]) -> list[str]:
+    lines = []
+    for number, target in enumerate(TARGETS):
+        items = [part.verdicts[number] for part in real]
+        paired = [item.best.saving.mean for item in items if item.best is not None and item.best.saving is not None]
+        near = [-item.oracle.saving.mean for item in items if item.oracle is not None and item.oracle.saving is not None]
+        alone = sum(item.best_peer is None and item.standings[OURS].mean is not None for item in items)
+        lines.append(
+            f"* At {100 * target:g} %, of {len(items)} traces: at least {100 * AIM_SAVING:g} % fewer GPU-seconds than the best "
+            f"peer in {sum(value >= AIM_SAVING for value in paired)} (aim: 4), reached by ours alone in {alone}; more than "
+            f"{-100 * AIM_LOSS:g} % worse in {sum(value < AIM_LOSS for value in paired)} (aim: 0), not reached by ours in every "
+            f"seed in {sum(item.standings[OURS].mean is None for item in items)}; within {100 * AIM_ORACLE:g} % of the oracle in "
+            f"{sum(value <= AIM_ORACLE for value in near)} of the {len(near)} where both reach it."
+        )
+    for number, target in enumerate(TARGETS):
+        marks = [part.verdicts[number] for part in shocks]
+        told = f"ours is the cheapest but the oracle in {sum(map(_first, marks))} (aim: all)"
+        lines.append(f"* At {100 * target:g} %, of {len(marks)} shocks: {told}.")
+    return lines
+
+
+def _first(item: Verdicts) -> bool:
+    if item.standings[OURS].mean is None:
+        return False
+    return item.best is None or (item.best.saving is not None and item.best.saving.mean > 0)
+
+
+def _losses(found: Sequence[Part]) -> list[str]:
+    lines = []
+    for part in found:
+        for item in part.verdicts:
+            best = item.best
+            if best is None or not (best.verdict == "only peer" or (best.saving is not None and best.saving.mean < 0)):
+                continue
+            told = best.note if best.saving is None else f"{_saving(best)} against {_gpus(item, best.peer)} GPUs"
+            lines.append(f"* {part.scenario.title}, {100 * item.target:g} %: {best.peer} is better ({best.verdict}; {told}).")
+    return lines or ["None."]
+
+
+def _points(part: Part) -> list[str]:
+    words = "attainment / mean GPUs at the lowest, middle and highest headroom, means over seeds:"
+    lines = ["", f"**{part.scenario.title}**, {words}", "", *_table("policy", "lowest", "middle", "highest")]
+    for name in part.scenario.policies:
+        sweep = [point for _, point in part.scenario.sweep(name)]
+        if name in FALLING:  # the knob's values fall as headroom rises
+            sweep.reverse()
+        shown = [f"{100 * point.attainment:.1f} % / {point.gpu_seconds / part.scenario.window:.2f}" for point in sweep]
+        lines.append(_row(name, *shown, *[""] * (3 - len(shown))))
+    return lines
+
+
+def _outage(shocks: Sequence[Part], runs: Sequence[tuple[Row, str]]) -> list[str]:
+    """Of the runs whose timeline was kept (seed 0): replicas taken away while nothing was known, at each knob value."""
+    lines = _table("policy", "replicas taken away, by knob value", "attainment of those runs")
+    heads = len(lines)
+    for scenario in (part.scenario for part in shocks if part.scenario.cell.shock == OUTAGE):
+        for name in scenario.policies:
+            mine = [(row, down) for row, down in runs if (row.cell.scenario, row.cell.policy) == (scenario.cell.scenario, name)]
+            kept = [(row, down) for row, down in mine if down]
+            if kept:
+                shares = ", ".join(f"{100 * row.summary['attainment']:.1f} %" for row, _ in kept if row.summary)
+                lines.append(_row(name, ", ".join(down for _, down in kept), shares))
+    return lines if len(lines) > heads else []
+
+
+def insert(document: str, made: str) -> str:
+    """The page with its generated part replaced. Raises ValueError when a marker is missing."""
+    if document.count(BEGIN) != 1 or document.count(END) != 1:
+        raise ValueError(f"{PAGE}: accepted is a page with one line {BEGIN} and one line {END}")
+    return document[: document.index(BEGIN)] + f"{BEGIN}\n\n{made}\n" + document[document.index(END) :]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """RESULTS DOCS: write both files. Several results folders may be given: the later one counts where both ran a cell."""
+    *folders, docs = (Path(one) for one in arguments)
+    rows: dict[str, tuple[Row, Path]] = {}
+    for folder in folders:
+        rows |= {key: (row, folder / TIMELINES) for key, row in load(folder).items() if row.cell.purpose == "compare"}
+    wanted = {cell.key() for cell in matrix.cells(matrix.shipped(MATRIX), peers.sweeps())}
+    text = runs_csv([(row, timelines) for key, (row, timelines) in rows.items() if key in wanted])
+    (docs / RUNS).write_text(text)
+    document = docs / PAGE
+    document.write_text(insert(document.read_text(), page(read(text))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

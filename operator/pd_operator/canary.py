@@ -37,6 +37,7 @@ PERIOD: Final = 0.5  # seconds between two looks at counters
 AT_ONCE: Final = 16  # pages
 TRIES: Final = 64  # to find a text of a wanted length
 SHOWN: Final = 240  # characters of somebody else's words
+WITHOUT: Final = "or spec.verification: Advisory or Disabled"
 WORDS: Final = (
     *("river", "boats", "stone", "houses", "children", "birds", "quiet", "fields", "teacher", "seven", "letters", "weather"),
     *("music", "bread", "winter", "light", "green", "glass", "paper", "doors", "open", "slowly", "after", "rain", "count", "while"),
@@ -64,8 +65,12 @@ class Canary:
         self._clock = clock
         self._began = clock()
         self._http = Http(key, clock)
-        versions = {case.engine: case.engine_version, case.router: case.router_version, "lmcache": case.cache_version}
-        self._readers = {name: [Reader(t) for t in canary_counters.tables(name, version)] for name, version in versions.items()}
+        self._fields = {
+            case.engine: ("spec.engine.version", case.engine_version),
+            case.router: ("spec.router.version", case.router_version),
+            "lmcache": ("spec.lmcache.version", case.cache_version),
+        }
+        self._readers = {name: [Reader(t) for t in canary_counters.tables(name, v)] for name, (_, v) in self._fields.items()}
         self._dice = random.Random(f"{case.mark} {time.time_ns()}")  # no cache may know its prompts
 
     def run(self) -> Evidence:
@@ -165,6 +170,8 @@ class Canary:
     def _sum(self, program: str, urls: Iterable[str]) -> dict[str, float]:
         """Counter -> sum over pages. Raises NoAnswer, also when a page lacks what every page of that program has."""
         readers, total = self._readers[program], dict[str, float]()
+        if not readers and program == self._case.engine:
+            raise NoAnswer(f"spec.engine.type={program}: no table knows its counters; accepted: vllm, {WITHOUT}")
         if not readers:
             return total
         for page in self._each(lambda url: self._http.page(url, PAGE), urls):
@@ -173,7 +180,11 @@ class Canary:
         known = {key: series for reader in readers for key, series in reader.table.series.items()}
         lost = sorted({s.names[0] for key, s in known.items() if not s.optional and key not in total})
         if lost:
-            raise NoAnswer(f"{program} has no series {', '.join(lost)}: nothing can be proven by its counters")
+            field, version = self._fields[program]
+            raise NoAnswer(
+                f"{field}={version}: {program} has no series {', '.join(lost)}, so nothing can be proven by its counters; "
+                f"accepted: a version that has them ({canary_counters.SEEN}), {WITHOUT}"
+            )
         return total
 
     def _settled(

@@ -9,7 +9,7 @@ from cluster.handle import Cluster
 from cluster.progress import say
 
 # Shown once they are as they should be only as a count; these say nothing about the way to Ready.
-_ASIDE = frozenset({"Ready", "Reconciling", "Stalled", "HandoffVerified", "OffloadVerified", "Degraded", "UpdateAvailable"})
+_ASIDE = frozenset({"Ready", "Reconciling", "Stalled", "Degraded", "UpdateAvailable"})
 
 
 def wait(cluster: Cluster, namespace: str, name: str, limit: float) -> dict[str, Any]:

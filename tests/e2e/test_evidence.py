@@ -25,11 +25,11 @@ SOAK = float(os.environ.get("PDD_SOAK_MINUTES", "2"))
 pytestmark = pytest.mark.timeout(900 + 60 * SOAK)
 TICK = 5  # seconds
 NAMED = 240.0  # seconds until a cause has its name, on a machine with much other work
-ONE = {"router": {"replicas": 1}}
+ONE = {"router": {"replicas": 1}, "verification": "Required"}
 SPECS: dict[str, dict[str, Any]] = {
-    "calm": {"prefill": {"replicas": 2}, "decode": {"replicas": 2}, "router": {"replicas": 2}},
+    "calm": {**ONE, "prefill": {"replicas": 2}, "decode": {"replicas": 2}, "router": {"replicas": 2}},
     "silent": ONE,
-    "dying": {"router": {"replicas": 1, "type": "vllm-router"}},
+    "dying": {**ONE, "router": {"replicas": 1, "type": "vllm-router"}},
     "lease": ONE,
     "cache": {**ONE, "lmcache": {"l1Size": "64Mi"}, "prefill": {"replicas": 2}},  # else the pair is lost with the pod's readiness
 }

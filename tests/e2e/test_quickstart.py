@@ -35,6 +35,9 @@ def test_quickstart() -> None:
     assert "Ready after" in first and "bytes pulled over NIXL" in first
     assert "prefill by chat-" in first and "decode by chat-" in first
     assert "objects on its LMCache server" in first
+    assert "HandoffVerified=Unknown NotYetRun" in first and "HandoffVerified=True Verified" in first
+    assert "OffloadVerified=True Verified" in first
+    assert any("canary" in text and "handoff: Verified" in text for text in outputs), "the log of its canary"
     (answer,) = [text for block, text in zip(blocks(), outputs, strict=True) if "/v1/chat/completions" in block]
     assert '"finish_reason":"length"' in answer.replace(" ", "") and '"completion_tokens":16' in answer.replace(" ", "")
     assert NAME not in named.names()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from served import Served
 from traffic import steady
@@ -34,7 +35,21 @@ async def test_a_live_edit_ends_no_engine_pod(served: Served) -> None:
     served.apply()
     served.ready()
     uids = {pod["metadata"]["uid"] for role in ("prefill", "decode") for pod in served.pods(role)}
-    served.apply(router={"replicas": 1}, verification="Disabled", decode={"replicas": 2})
+    edited: dict[str, Any] = {"router": {"replicas": 1}, "decode": {"replicas": 2}}
+    served.apply(**edited)
     served.until("two decode pods", lambda: len(served.pods("decode")) == 2 and len(served.pods("router")) == 1)
     served.ready()
     assert uids <= {pod["metadata"]["uid"] for role in ("prefill", "decode") for pod in served.pods(role)}
+
+    # The field goes, so its default holds, as after an upgrade from a version without it (invariant I12): what serves is verified
+    # while it serves. Not a router pod is replaced, and no request fails.
+    uids = {pod["metadata"]["uid"] for role in ("prefill", "decode", "router") for pod in served.pods(role)}
+    load = served.load(tokens=4)
+    async with steady(load, streams=2, stream_tokens=50, workers=2):
+        served.apply(**edited, verification=None)
+        assert served.object()["spec"]["verification"] == "Required"
+        await asyncio.to_thread(served.until, "a proof", lambda: served.condition("HandoffVerified").get("status") == "True", 180)
+        assert served.condition("Ready")["status"] == "True"
+    assert not load.failed, load.summary()
+    assert uids == {pod["metadata"]["uid"] for role in ("prefill", "decode", "router") for pod in served.pods(role)}
+    print(load.summary())

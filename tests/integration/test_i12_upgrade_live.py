@@ -5,7 +5,10 @@ Two versions are two Reconcilers, one of them with another renderer; each is a p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from cluster.handle import Cluster
 from opsrunner import state, waits
 from opsrunner.api import Api
 from opsrunner.inprocess import Crash, Fault, Rig, Tap
-from pd_operator.core.names import ROLE
+from pd_operator.core.names import FRONT, ROLE
 from pd_operator.core.snapshot import Snapshot
 from pd_operator.render import engine, router
 
@@ -138,3 +141,64 @@ async def test_another_image_table_ends_no_engine_pod(kwok_cluster: Cluster, api
         await drive(rig, space, "moved")
         assert templates(api, space, "moved") == before
         assert waits.has(waits.ready(api, space, "moved"), "UpdateAvailable", "True")
+
+
+CRD = "pddeployments.pdserve.dev"
+DEFAULT = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/verification/default"
+
+
+@contextlib.contextmanager
+def before_the_default(cluster: Cluster, api: Api, space: str) -> Iterator[None]:
+    """The CRD of the version in which `verification` had no default; today's when the body ends."""
+
+    def turn(operation: dict[str, Any], served: bool) -> None:
+        cluster.kubectl("patch", "crd", CRD, "--type=json", "-p", json.dumps([operation]))
+        probe = state.pdd(space, "probe")
+        del probe["spec"]["verification"]
+
+        def shown() -> bool:  # the server takes a changed CRD up after a moment
+            made = api.create(probe)
+            api.delete("PDDeployment", space, "probe")
+            return ("verification" in made["spec"]) is served
+
+        waits.until(f"the server to {'have' if served else 'forget'} the default", shown)
+
+    turn({"op": "remove", "path": DEFAULT}, False)
+    try:
+        yield
+    finally:
+        turn({"op": "add", "path": DEFAULT, "value": "Required"}, True)
+
+
+async def test_a_default_that_comes_with_an_upgrade_darkens_nothing(kwok_cluster: Cluster, api: Api, space: str) -> None:
+    """An object of the version before has no `verification`: it reads as Required now, and what serves of it serves on."""
+    async with Rig(kwok_cluster.kubeconfig) as rig:
+        with before_the_default(kwok_cluster, api, space):
+            api.create(state.pdd(space, "old"))
+            await drive(rig, space, "old")
+            stored = api.merge("PDDeployment", space, "old", {"spec": {"verification": None}})
+            assert "verification" not in stored["spec"]
+        found = api.must_get("PDDeployment", space, "old")
+        assert found["spec"]["verification"] == "Required"
+        for key in ("resourceVersion", "generation"):
+            assert found["metadata"][key] == stored["metadata"][key], "nobody wrote it"
+
+        before = state.versions(api, space, "old")
+        pods = state.uids(state.pods(api, space, "old"))
+        reconciler = rig.reconciler()  # the next version's process
+        for _ in range(40):  # until its canary has failed for the first time: nothing runs on a fake node
+            await reconciler.reconcile((space, "old"))
+            slices = api.must_get("PDDeployment", space, "old")["status"]["slices"]
+            if "canary" in slices[0]:
+                break
+            await asyncio.sleep(1)
+        assert slices[0]["state"] == "Serving" and slices[0]["canary"]["failures"] == 1
+        obj = api.must_get("PDDeployment", space, "old")
+        assert waits.has(obj, "Ready", "False", "NotYetRun"), waits.describe(obj)
+        assert waits.has(obj, "Progressing", "True", "Updated"), waits.describe(obj)
+        after = state.versions(api, space, "old")
+        changed = {key for key in before if after.get(key) != before[key] and key[0] != "PDPool"}  # of pools the status tells more
+        assert changed == set(), "an upgrade changed what serves"
+        assert {kind for kind, _ in after.keys() - before.keys()} == {"ServiceAccount", "Job"}
+        assert pods <= state.uids(state.pods(api, space, "old")), "an upgrade ended a pod"
+        assert [p for p in state.pods(api, space, "old", component="router") if FRONT in p["metadata"]["labels"]]

@@ -17,7 +17,7 @@ from cluster.handle import Cluster
 from opsrunner import state, waits
 from opsrunner.api import Api
 from opsrunner.inprocess import Crash, Decide, Fault, Lagging, Rig, Run, Tap
-from pd_operator.kube.errors import Conflict, Forbidden, Invalid
+from pd_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid
 
 pytest_plugins = ("opsrunner.fixtures",)
 
@@ -222,3 +222,30 @@ async def test_a_frozen_watch_makes_us_wait_and_not_write_again(kwok_cluster: Cl
         assert not [write for write in tap.writes if write.startswith("delete")]
         assert [write for write in tap.writes if write.startswith("apply_status")] == ["apply_status PDDeployment/frozen"]
         assert (await rig.drive((space, "frozen"), tap)).crashes == 0
+
+
+async def test_an_api_server_that_takes_no_job_is_told_and_asked_again(kwok_cluster: Cluster, api: Api, space: str) -> None:
+    """A webhook that nobody answers makes the server answer 500: status says it, instead of errors that only the log has."""
+    key = space, "hooked"
+    down = ApiError(500, "InternalError", "failed calling webhook jobs.example.org: connection refused")
+    async with Rig(kwok_cluster.kubeconfig) as rig:
+        tap = Tap(rig.client, lambda number, verb, what: Fault(down) if what.startswith("Job/") else None)
+        reconciler = rig.reconciler(tap)
+        api.create(state.pdd(*key, verification="Required"))
+
+        async def until_told(status: str, reason: str) -> dict[str, Any]:
+            for _ in range(60):
+                await reconciler.reconcile(key)
+                obj = api.must_get("PDDeployment", *key)
+                if waits.has(obj, "HandoffVerified", status, reason):
+                    return obj
+                await asyncio.sleep(0.5)
+            raise AssertionError(waits.describe(obj))
+
+        obj = await until_told("False", "CanaryForbidden")
+        ready = waits.conditions(obj)["Ready"]
+        assert (ready["status"], ready["reason"]) == ("False", "CanaryForbidden"), ready
+        assert "failed calling webhook" in ready["message"] and "spec.verification: Advisory or Disabled" in ready["message"]
+        tap.again(lambda number, verb, what: None)
+        await until_told("Unknown", "NotYetRun")
+        assert api.list("Job", space, "pdserve.dev/deployment=hooked")

@@ -25,9 +25,10 @@ MANAGED = {"app.kubernetes.io/managed-by": "pd-operator"}
 
 
 def example(namespace: str, name: str, source: str) -> Object:
-    """The minimal object or the documented example, under a name of its own."""
+    """The minimal object or the documented example, under a name of its own; without a canary: no container runs here."""
     obj: Object = manifests.minimal() if source == "minimal" else yaml.safe_load(EXAMPLE.read_text())
     obj["metadata"] = {"name": name, "namespace": namespace}
+    obj["spec"]["verification"] = "Disabled"
     return obj
 
 

@@ -112,6 +112,7 @@ def test_l1_size_rolls_both_roles_inside_the_slice(api: Api, space: str, serving
         ({"router": {"type": "vllm-router"}}, 4, 2),
         ({"router": {"type": "smg", "args": None}}, 4, 2),
         ({"router": {"template": {"metadata": {"annotations": {"example.org/a": "b"}}}}}, 4, 2),
+        ({"verification": "Advisory"}, 4, 2),
         ({"verification": "Disabled"}, 4, 2),
         ({"rollout": {"type": "Recreate"}}, 4, 2),
         ({"rollout": {"type": "RollingUpdate"}}, 4, 2),

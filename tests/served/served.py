@@ -18,13 +18,17 @@ READY_LIMIT_S = 240.0
 
 
 def chat(name: str = "chat", **spec: Any) -> dict[str, Any]:
-    """The minimal object with one GPU for each role; `spec` is merged over it."""
+    """The minimal object with one GPU for each role; `spec` is merged over it.
+
+    Without a canary, unless `spec` says otherwise: tests that count requests want their own and no others.
+    """
     role = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
     minimal = {
         "model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"},
         "engine": {"type": "vllm", "version": "0.32.0"},
         "prefill": role,
         "decode": role,
+        "verification": "Disabled",
     }
     return {
         "apiVersion": "pdserve.dev/v1alpha1",

@@ -42,6 +42,7 @@ MINIMAL: dict[str, Any] = {
     "engine": {"type": "vllm", "version": "0.32.0"},
     "prefill": {"resources": GPU},
     "decode": {"resources": GPU},
+    "verification": "Disabled",  # most tests are not about canaries; the default is in test_i5_verification
 }
 IMAGES = {"vllm": "vllm/vllm-openai:v{}", "smg": "lightseekorg/smg:{}", "vllm-router": "vllm/vllm-router:v{}"}
 

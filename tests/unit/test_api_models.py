@@ -23,7 +23,8 @@ def spec(patch: dict[str, object] | None = None) -> PDDeploymentSpec:
 def test_minimal_has_the_defaults_of_the_design() -> None:
     minimal = spec()
     assert minimal.suspend is False
-    assert minimal.prefill.replicas is None and minimal.scaling is None and minimal.lmcache is None and minimal.verification is None
+    assert minimal.prefill.replicas is None and minimal.scaling is None and minimal.lmcache is None
+    assert minimal.verification == "Required"
     assert (minimal.handoff.connector, minimal.handoff.on_failure, minimal.handoff.lease_duration) == ("nixl", "Recompute", "30s")
     assert (minimal.router.type, minimal.router.replicas) == ("smg", 2)
     assert (minimal.rollout.max_surge, minimal.rollout.max_unavailable, minimal.rollout.drain_timeout) == ("25%", "25%", "120s")

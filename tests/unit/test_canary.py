@@ -19,6 +19,8 @@ from pd_operator.api.conditions import Reason
 from pd_operator.core import proof
 from pd_operator.core.canary_case import DEADLINE, MOST_REQUESTS, REQUESTS, VARIABLE, Case, Engine
 from pd_operator.core.proof import Evidence
+from pd_operator.upstream import canary_counters
+from pd_operator.upstream.signals_table import Kind, Series
 from standin.local import NAME, Local, Running, free_port, handoff, with_cache
 
 pytestmark = pytest.mark.timeout(120)
@@ -231,6 +233,30 @@ def test_an_engine_that_is_gone_is_named(pair: Pair) -> None:
     verdict = proof.judge_handoff(seen(pair, decode=[gone]))
     assert verdict.reason is Reason.CANARY_FAILED
     assert gone.url in verdict.sentence and "waited 1 s" in verdict.sentence
+
+
+def test_counters_that_a_version_does_not_have_prove_nothing_and_the_ways_out_are_named(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant I8: field, value, and what would be accepted."""
+    renamed = {**canary_counters.VLLM, "computed": Series(Kind.COUNTER, ("vllm:renamed_total",))}
+    monkeypatch.setitem(canary_counters.PROGRAMS, "vllm", (renamed, canary_counters.VLLM_RECEIVED))  # type: ignore[index]
+    canary_counters.tables.cache_clear()
+    try:
+        verdict = proof.judge_handoff(seen(pair))
+    finally:
+        canary_counters.tables.cache_clear()
+    assert verdict.reason is Reason.CANARY_FAILED
+    assert verdict.sentence.startswith("spec.engine.version=0.32.0: ") and "vllm:renamed_total" in verdict.sentence
+    assert verdict.sentence.endswith("accepted: a version that has them (measured with vLLM 0.32.0, LMCache 0.5.5, smg 1.13.0), "
+                                     "or spec.verification: Advisory or Disabled")  # fmt: skip
+
+
+def test_an_engine_whose_counters_nobody_knows_is_named_with_the_ways_out(pair: Pair) -> None:
+    verdict = proof.judge_handoff(seen(pair, engine="sglang"))
+    assert verdict.reason is Reason.CANARY_FAILED
+    assert verdict.sentence.startswith("spec.engine.type=sglang: ")
+    assert "accepted: vllm, or spec.verification: Advisory or Disabled" in verdict.sentence
 
 
 def test_two_versions_are_named(local: Local, pair: Pair) -> None:

@@ -146,7 +146,7 @@ def fill(schema: Schema, value: Any) -> Any:
     return [fill(schema["items"], v) for v in value] if "items" in schema else value
 
 
-ABSENT = "verification prefill.replicas decode.replicas lmcache gateway slo scaling model.name model.configMapRef scaling.maxGPUs"
+ABSENT = "prefill.replicas decode.replicas lmcache gateway slo scaling model.name model.configMapRef scaling.maxGPUs"
 
 
 @pytest.mark.parametrize("path", ABSENT.split())

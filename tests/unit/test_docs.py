@@ -65,7 +65,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_examples_are_accepted(example: Path) -> None:
     document = yaml.safe_load(example.read_text())
     spec = PDDeploymentSpec.model_validate(document["spec"])
-    images = {"engine": "example", "router": "example", "lmcache": "example"}
+    images = {"engine": "example", "router": "example", "lmcache": "example", "canary": "example"}
     assert review(spec, catalog.upstream(spec), images) == []
 
 
@@ -130,7 +130,8 @@ def test_readme_says_of_each_unbuilt_feature_that_it_is_not_built() -> None:
     for mark, change in unbuilt.items():
         spec = PDDeploymentSpec.model_validate({**MINIMAL, **change})
         reasons = {
-            refusal.reason for refusal in review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"})
+            refusal.reason
+            for refusal in review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l", "canary": "c"})
         }
         assert Reason.NOT_IMPLEMENTED in reasons, mark
         (row,) = [line for line in text.splitlines() if line.startswith("|") and mark in line]
@@ -144,7 +145,7 @@ def test_placement_page_has_the_numbers_of_the_code() -> None:
     assert f"More than {MAX_AVOIDED} such nodes" in " ".join((ROOT / "docs/adr/0010-placement.md").read_text().split())
     (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/placement.md").read_text(), flags=re.S)
     spec = PDDeploymentSpec.model_validate({**MINIMAL, **yaml.safe_load(shown)["spec"]})
-    assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
+    assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l", "canary": "c"}) == []
     placed = {reason for reason, doc in REASONS.items() if Type.PLACED in doc.conditions} - {Reason.STARTING, Reason.SUSPENDED}
     assert {r for r in placed if f", {r} |" in text} == placed
 
@@ -157,7 +158,7 @@ def test_front_door_page_has_the_numbers_of_the_code() -> None:
     assert f"looks every {ABSENT_RECHECK:.0f} s" in text and ABSENT_RECHECK == RECHECK
     (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/front-door.md").read_text(), flags=re.S)
     spec = PDDeploymentSpec.model_validate({**MINIMAL, **yaml.safe_load(shown)["spec"]})
-    assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
+    assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l", "canary": "c"}) == []
     for reason in (Reason.MISSING_KIND, Reason.ROUTE_REFUSED, Reason.WEIGHTS_NOT_ENFORCEABLE, Reason.UNEVEN_TRAFFIC):
         assert f", {reason} |" in text
 
@@ -169,7 +170,7 @@ def test_nodes_page_has_the_example_and_the_names_of_the_code() -> None:
     spec = PDDeploymentSpec.model_validate(
         {**MINIMAL, "decode": role, "prefill": {**MINIMAL["prefill"], "parallelism": {"tensor": 8}}}
     )
-    assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
+    assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l", "canary": "c"}) == []
     assert group.API_VERSION in text and names.WORKER in text and group.GROUP_KEY.split("/")[0] in text
     assert ".".join(map(str, group.APART_SINCE)) in text
     go = (ROOT / "tests/cluster/tools/lws/go.mod").read_text()
@@ -181,7 +182,7 @@ def test_scaling_page_has_the_reasons_and_numbers_of_the_code() -> None:
     text = (ROOT / "docs/scaling.md").read_text()
     example, shared = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.S))
     spec = PDDeploymentSpec.model_validate({**MINIMAL, **example["spec"]})
-    assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l"}) == []
+    assert review(spec, catalog.upstream(spec), {"engine": "e", "router": "r", "lmcache": "l", "canary": "c"}) == []
     (budget,) = Settings.model_validate(shared).budgets
     assert (budget.namespaces, budget.max_gpus) == (("team-a", "team-b"), 64)
     code = (ROOT / "operator/pd_operator/core/pool_status.py").read_text()

@@ -33,7 +33,7 @@ class World:
     """One object that is Static and serves, the pages of its two engines, and its status on the server."""
 
     def __init__(self, **spec: Any) -> None:
-        self.snapshot: Snapshot = serving(spec)
+        self.snapshot: Snapshot = serving({"verification": "Advisory", **spec})
         self.stores, self.now = Stores(), NOW.timestamp()
         self.status: dict[str, Any] = {}
         self.fault = ""

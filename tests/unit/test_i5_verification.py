@@ -129,8 +129,8 @@ def test_ready_comes_with_the_front_door() -> None:
     assert shown(up(front=True), "Ready")[:2] == ("False", "NotYetRun"), "an older version served without a proof"
 
 
-@pytest.mark.parametrize("mode", ["Advisory", "Disabled", None])
-def test_nobody_waits_where_nothing_is_required(mode: str | None) -> None:
+@pytest.mark.parametrize("mode", ["Advisory", "Disabled"])
+def test_nobody_waits_where_nothing_is_required(mode: str) -> None:
     snapshot = up({"verification": mode})
     plan = make_plan(snapshot)
     assert fronts(plan) == [True]
@@ -143,6 +143,53 @@ def test_nobody_waits_where_nothing_is_required(mode: str | None) -> None:
         failed = replace(failed, status=build_status(failed, make_plan(failed)))
     assert shown(failed, "Ready")[0] == "True"
     assert shown(failed, "HandoffVerified")[:2] == (("False", "NoTransfer") if mode == "Advisory" else ("Unknown", "NotYetRun"))
+
+
+# --- the default, and what served before it was one -----------------------------------------------------------------------
+
+ABSENT = {"verification": None}
+
+
+def test_what_says_nothing_is_verified() -> None:
+    snapshot = up(ABSENT)
+    plan = make_plan(snapshot)
+    assert snapshot.spec.verification == "Required"
+    assert fronts(plan) == [False] and [c.dark for c in plan.canaries] == [True]
+    assert shown(snapshot, "Ready")[:2] == ("False", "NotYetRun")
+
+
+def workloads(snapshot: Snapshot) -> list[dict[str, Any]]:
+    return list(manifests(render(snapshot, make_plan(snapshot)), "Deployment"))
+
+
+def test_what_serves_unproven_serves_on_and_none_of_its_pods_is_touched() -> None:
+    """An upgrade of the operator brings the default to an object that was stored without one (invariant I12)."""
+    before, after_it = up({"verification": "Disabled"}, front=True), up(ABSENT, front=True)
+    assert workloads(after_it) == workloads(before)
+    plan = make_plan(after_it)
+    assert fronts(plan) == [True] and [c.dark for c in plan.canaries] == [False], "verified while it serves"
+    assert shown(after_it, "Ready")[:2] == ("False", "NotYetRun"), "and Ready says that nothing is proven yet"
+    snapshot = after_it
+    for number in range(1, TRIES + 2):  # whatever the canary finds
+        status = build_status(snapshot, make_plan(snapshot))
+        snapshot = job(replace(up(ABSENT, front=True), status=status, now=NOW + timedelta(seconds=number)), number, BAD)
+        assert fronts(make_plan(snapshot)) == [True] and workloads(snapshot) == workloads(before)
+    assert shown(snapshot, "Ready")[:2] == ("False", "NoTransfer")
+    good = job(replace(up(ABSENT, front=True), status=build_status(after_it, plan)), 1, GOOD)
+    assert shown(good, "Ready")[0] == "True" and workloads(good) == workloads(before)
+
+
+@pytest.mark.parametrize("changes", [{"suspend": True}, {"rollout": {"paused": True}}, {"router": {"replicas": 3}}])
+def test_an_edit_of_what_serves_unproven_does_not_make_it_dark(changes: dict[str, Any]) -> None:
+    assert fronts(make_plan(replace(up(ABSENT, front=True), spec=make_spec({**ABSENT, **changes})))) == [True]
+
+
+def test_without_an_image_what_serves_unproven_serves_on() -> None:
+    snapshot = up(ABSENT, front=True)
+    snapshot = replace(snapshot, images={**snapshot.images, "canary": ""})
+    plan = make_plan(snapshot)
+    assert plan.refusal is not None and plan.refusal.message.startswith("spec.verification=Required: ")
+    assert fronts(plan) == [True] and prune(snapshot, plan, frozenset()) == []
 
 
 # --- failures -------------------------------------------------------------------------------------------------------------
@@ -238,6 +285,7 @@ def test_a_change_of_the_router_is_proven_again_while_the_slice_serves() -> None
     [
         ("Traceback: boom", {}, 0, Reason.CANARY_FAILED, "boom"),
         (None, {"job": JobFact("Failed", NOW, "DeadlineExceeded")}, POD_WAIT + 1, Reason.CANARY_FORBIDDEN, "describe job"),
+        (None, {"job": JobFact("Failed", NOW, "DeadlineExceeded", pods=1)}, POD_WAIT + 1, Reason.CANARY_FAILED, "DeadlineExceeded"),
         ("", {"job": JobFact("Failed", NOW, "DeadlineExceeded")}, 60, Reason.CANARY_FAILED, "DeadlineExceeded"),
     ],
 )
@@ -265,6 +313,44 @@ def test_a_job_that_gets_no_pod_is_forbidden() -> None:
     refused = replace(make_plan(up()), canary_refused="the API server takes no Job: quota")
     found = conditions(build_status(up(), refused))["HandoffVerified"]
     assert (found["status"], found["reason"]) == ("False", "CanaryForbidden") and "quota" in found["message"]
+
+
+PULL = (ContainerFact("canary", waiting_reason="ImagePullBackOff", waiting_message="no basic auth credentials"),)
+FULL = {"scheduled": False, "scheduling_reason": "Unschedulable", "scheduling_message": "0/2 nodes: 2 Insufficient cpu."}
+GATED = {"scheduled": False, "scheduling_reason": "SchedulingGated"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"scheduled": True, "containers": PULL}, ["cannot be pulled", "no basic auth credentials", "imagePullSecrets"]),
+        (FULL, ["no node for it: 0/2 nodes: 2 Insufficient cpu.", "nodeSelector and tolerations from spec.router.template.spec"]),
+        (GATED, ["held by a scheduling gate"]),
+    ],
+)
+@pytest.mark.parametrize("front", [False, True])
+def test_a_canary_that_does_not_start_says_why(fields: dict[str, Any], words: list[str], front: bool) -> None:
+    snapshot = job(up(front=front), 1, "")
+    snapshot = replace(snapshot, pods=(*snapshot.pods[:-1], replace(snapshot.pods[-1], **{"containers": (), **fields})))
+    assert shown(snapshot, "HandoffVerified")[:2] == ("Unknown", "NotYetRun"), "a moment is nothing to talk about"
+    late = after(snapshot, {}, POD_WAIT + 1)
+    status = shown(late, "HandoffVerified")
+    assert status[:2] == ("False", "CanaryFailed") and all(word in status[2] for word in words), status
+    assert "spec.verification: Advisory or Disabled" in status[2] and "Job chat-" in status[2]
+    assert shown(late, "Ready")[:2] == ("False", "CanaryFailed") and fronts(make_plan(late)) == [front]
+    if not front:
+        assert shown(late, "Progressing")[:2] == ("False", "VerificationFailed")
+    # The Job ends and takes its pod with it. What status says of the cause is what is left of it.
+    told = build_status(late, make_plan(late))
+    ended = job(up(front=front), 1, job=JobFact("Failed", NOW, "DeadlineExceeded", pods=1))
+    later = after(ended, told, 301)
+    (slice_,) = build_status(later, make_plan(later))["slices"]
+    assert slice_["canary"]["handoffReason"] == "CanaryFailed" and words[0] in slice_["canary"]["handoffMessage"]
+
+
+def test_a_canary_that_runs_is_not_blocked() -> None:
+    snapshot = after(job(up(), 1, ""), {}, POD_WAIT + 60)
+    assert shown(snapshot, "HandoffVerified")[:2] == ("Unknown", "NotYetRun")
 
 
 def test_without_an_image_it_is_refused_by_name() -> None:

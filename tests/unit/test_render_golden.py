@@ -65,7 +65,7 @@ class Plain(yaml.SafeDumper):
 
 CHAT = yaml.safe_load((EXAMPLES / "chat.yaml").read_text())["spec"]
 # name -> changes to the minimal spec
-CASES: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, Any]] = {
     "minimal": {},
     "chat": CHAT,
     "p2p": {"lmcache": {"l1Size": "1Gi", "p2p": {"enabled": True}, "chunkSize": 64}},
@@ -135,6 +135,7 @@ CASES: dict[str, dict[str, Any]] = {
         "handoff": {"onFailure": "Fail"},
     },
 }
+CASES = {name: {"verification": None, **changes} for name, changes in CHANGES.items()}  # None: the default of the schema
 
 
 def texts(changes: dict[str, Any]) -> list[str]:
@@ -155,7 +156,9 @@ def texts(changes: dict[str, Any]) -> list[str]:
 @cache
 def shown_already() -> frozenset[str]:
     """Manifests of `minimal` and `chat`, without their revisions."""
-    return frozenset(text.replace(builders.revision_of(base), "") for base in ({}, CHAT) for text in texts(base))
+    return frozenset(
+        text.replace(builders.revision_of(base), "") for base in (CASES["minimal"], CASES["chat"]) for text in texts(base)
+    )
 
 
 def document(name: str) -> str:

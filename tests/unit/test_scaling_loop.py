@@ -307,7 +307,7 @@ def test_a_pool_without_a_number_or_none_at_all_is_left_to_the_reconcile() -> No
 def test_what_does_not_scale_leaves_the_roster(changes: dict[str, Any]) -> None:
     world = World()
     assert len(world.roster.entries()) == 1
-    world.put(replace(serving(deep(SCALING, changes)), uid="uid-chat"))
+    world.put(replace(serving(deep(SCALING, {**changes, "verification": "Advisory"})), uid="uid-chat"))
     assert world.roster.entries() == []
     assert [d.scales for d in world.roster.fleet()] == ([] if "suspend" in changes else [False])  # its evidence is watched
     world.tick(1, BUSY)

@@ -289,13 +289,13 @@ REASONS: Mapping[Reason, ReasonDoc] = {
     ),
     Reason.CANARY_FAILED: ReasonDoc(
         _HANDOFF,
-        "The canary could not do its work: it did not start, did not reach something, or left no evidence.",
-        "Read the message, then the log of the Job that it names.",
+        "The canary could not do its work: its pod does not start, it did not reach something, or it left no evidence.",
+        "Do what the message says, or read the log of the Job that it names.",
     ),
     Reason.CANARY_FORBIDDEN: ReasonDoc(
         _HANDOFF,
         "The canary's Job or its pod is refused: a quota, Pod Security, or a webhook.",
-        "Allow one small pod, or set spec.verification: Disabled and verify by hand.",
+        "Allow one Job and its small pod, or set spec.verification: Advisory or Disabled.",
     ),
     Reason.NOT_SUBMITTING: ReasonDoc(
         (Type.OFFLOAD_VERIFIED, Type.READY, Type.DEGRADED),

@@ -400,9 +400,10 @@ class PDDeploymentSpec(Model):
     scaling: ScalingSpec | None = Field(default=None, description="How the pools scale; absent: static replicas.")
     backpressure: BackpressureSpec = Field(default_factory=BackpressureSpec, description="When requests are refused.")
     rollout: RolloutSpec = Field(default_factory=RolloutSpec, description="How a change reaches the pods.")
-    verification: Literal["Required", "Advisory", "Disabled"] | None = Field(
-        default=None,
-        description="Whether a slice stays dark until a canary has proven it: Required, Advisory or Disabled; absent: no canary.",
+    verification: Literal["Required", "Advisory", "Disabled"] = Field(
+        default="Required",
+        description="Required: a slice stays dark until a canary has proven its handoff. Advisory: it serves, the canary reports. "
+        "Disabled: no canary, and no evidence is taken.",
     )
 
     @property

@@ -35,8 +35,9 @@ from pd_operator.core.result import Done, Result, Terminal, Waiting
 from pd_operator.core.snapshot import Install, Reference, Snapshot, StoredRevision
 from pd_operator.core.status import build_pool_status, build_status, refused_status
 from pd_operator.core.transitions import transitions
+from pd_operator.core.verification import WAYS_OUT
 from pd_operator.kube.client import KubeClient
-from pd_operator.kube.errors import Conflict, Forbidden, Invalid
+from pd_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, is_retryable
 from pd_operator.kube.events import EventRecorder
 from pd_operator.kube.store import Stores
 from pd_operator.render.bundle import Bundle, engine_templates, render, replica_specs
@@ -168,9 +169,11 @@ class Reconciler:
                     logger.info("created Job %s", manifest["metadata"]["name"])
                 except Conflict:
                     continue
-        except (Invalid, Forbidden) as exc:
+        except ApiError as exc:
+            if is_retryable(exc) and exc.status != 500:  # 500: a webhook that nobody answers, for as long as nobody mends it
+                raise
             logger.warning("canary refused: %s", exc)
-            return replace(plan, canary_refused=f"the API server takes no Job: {exc.message}")
+            return replace(plan, canary_refused=f"the API server takes no Job: {exc.message}; {WAYS_OUT}")
         return plan
 
     def _changed(self, snapshot: Snapshot, bundle: Bundle) -> list[str]:

@@ -149,7 +149,7 @@ def _images(spec: PDDeploymentSpec, images: Mapping[str, str]) -> Iterator[Refus
                 f"no image is known for {what}; set this field, or add {what} to the install's image table (chart value images)"
             )
             yield Refusal(Reason.IMAGE_REQUIRED, f"spec.{component}.image", "", accepted)
-    if spec.verification in ("Required", "Advisory") and not images.get("canary"):
+    if spec.verification != "Disabled" and not images.get("canary"):
         accepted = "this install names no image for the canary (setting images.canary: the operator's own); without it: Disabled"
         yield Refusal(Reason.IMAGE_REQUIRED, "spec.verification", spec.verification, accepted)
 

@@ -137,6 +137,7 @@ class JobFact:
     ended: str = ""  # Complete or Failed, "" while it runs
     ended_at: datetime | None = None
     message: str = ""  # of that condition
+    pods: int = 0  # that it ever had
 
 
 @dataclass(frozen=True, slots=True)

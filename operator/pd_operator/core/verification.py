@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from pd_operator.api.conditions import Reason
-from pd_operator.core import proof
+from pd_operator.api.conditions import Reason, Type
+from pd_operator.core import diagnosis, proof
 from pd_operator.core.names import ABOUT, CANARY, COMPONENT, REVISION, SLICE
 from pd_operator.core.observed import ChildFact, PodFact
 from pd_operator.core.proof import Verdict
@@ -24,8 +24,10 @@ Mode = Literal["Required", "Advisory", "Disabled"]
 TRIES: Final = 3  # runs, one soon after another, before it counts as failed: the first request of a new pair may take half a minute
 SOON: Final = (5.0, 20.0)  # seconds after the first failure, after the second
 LATER: Final = 600.0  # seconds between two runs after that
-POD_WAIT: Final = 30.0  # seconds that a Job has no pod before that counts as forbidden
+POD_WAIT: Final = 30.0  # seconds that a Job has no pod, or one that cannot start, before that is told
 EVIDENCE_WAIT: Final = 15.0  # seconds that the pod's end may be seen after the Job's
+WAYS_OUT: Final = "not to wait for it: spec.verification: Advisory or Disabled"
+HALTED: Final = "does not start: "  # what stands in status between a Job's name and the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Record:
     trial: Trial | None = None
     proven: Proven | None = None
     running: str = ""  # name of the Job that has not ended
-    forbidden: str = ""  # why it has no pod
+    blocked: Verdict | None = None  # why it does not start
     newest: int = 0  # number of the newest Job that exists
 
     @property
@@ -94,7 +96,7 @@ OPEN: Final = Gate()
 
 def mode_of(snapshot: Snapshot) -> Mode:
     """How this object is verified."""
-    return snapshot.spec.verification or "Disabled"
+    return snapshot.spec.verification
 
 
 def subject(snapshot: Snapshot) -> str:
@@ -115,7 +117,7 @@ def records(snapshot: Snapshot) -> dict[str, Record]:
 
 def gate(snapshot: Snapshot, known: Mapping[str, Record]) -> Gate:
     """For the rollout."""
-    failed = {r.slice: _sentence(r) for r in known.values() if r.failed or r.forbidden}
+    failed = {r.slice: _sentence(r) for r in known.values() if r.failed or r.blocked}
     return Gate(mode_of(snapshot) == "Required", frozenset(r.slice for r in known.values() if r.proven), failed)
 
 
@@ -182,7 +184,7 @@ def _record(snapshot: Snapshot, name: str, before: Mapping[str, Any], jobs: list
         return Record(name, trial, proven, newest=_number(newest) if newest else 0)
     ended = _ended(snapshot, newest)
     if ended is None:
-        return Record(name, trial, proven, newest.name, _without_pod(snapshot, newest), _number(newest))
+        return Record(name, trial, proven, newest.name, _blocked(snapshot, newest), _number(newest))
     handoff, offload, digest = ended
     about = newest.labels.get(ABOUT, "")
     bad = handoff.proven is not True or (offload is not None and offload.proven is False)
@@ -208,10 +210,10 @@ def _ended(snapshot: Snapshot, job: ChildFact) -> tuple[Verdict, Verdict | None,
     fact = job.job
     if fact is None or not fact.ended or (fact.ended_at and (snapshot.now - fact.ended_at).total_seconds() < EVIDENCE_WAIT):
         return None
-    stuck = _without_pod(snapshot, job)
+    stuck = _blocked(snapshot, job)
     if stuck:
-        return _nothing(cached, stuck, Reason.CANARY_FORBIDDEN)
-    return _nothing(cached, f"Job {job.name} ended without evidence: {fact.message or fact.ended}")
+        return _nothing(cached, stuck.sentence, stuck.reason)
+    return _nothing(cached, _halted(snapshot, job) or f"Job {job.name} ended without evidence: {fact.message or fact.ended}")
 
 
 def _nothing(cached: bool, sentence: str, reason: Reason = Reason.CANARY_FAILED) -> tuple[Verdict, Verdict | None, str]:
@@ -219,21 +221,39 @@ def _nothing(cached: bool, sentence: str, reason: Reason = Reason.CANARY_FAILED)
     return Verdict(False, reason, sentence), offload, ""
 
 
-def _without_pod(snapshot: Snapshot, job: ChildFact) -> str:
-    """Why a Job that is old enough has no pod; "" when it has one, or is young."""
-    age = (snapshot.now - job.created).total_seconds() if job.created else 0.0
-    if _pods(snapshot, job) or age < POD_WAIT:
-        return ""
-    return (
-        f"Job {job.name} got no pod in {POD_WAIT:.0f} s: a quota, Pod Security or a webhook refuses it; "
-        f"see: kubectl -n {job.namespace} describe job {job.name}"
-    )
+def _blocked(snapshot: Snapshot, job: ChildFact) -> Verdict | None:
+    """Why a Job that is old enough has not started: it has no pod, or one that finds no node or no image."""
+    if job.created is None or (snapshot.now - job.created).total_seconds() < POD_WAIT:
+        return None
+    pods = _pods(snapshot, job)
+    if not pods and not (job.job and job.job.pods):
+        sentence = (
+            f"Job {job.name} got no pod in {POD_WAIT:.0f} s: a quota, Pod Security or a webhook refuses it; "
+            f"see: kubectl -n {job.namespace} describe job {job.name}; {WAYS_OUT}"
+        )
+        return Verdict(False, Reason.CANARY_FORBIDDEN, sentence)
+    cause = diagnosis.diagnose([p for p in pods if diagnosis.is_blocked(p) or diagnosis.gated([p])])
+    if cause is None:
+        return None
+    where = "the canary takes imagePullSecrets, nodeSelector and tolerations from spec.router.template.spec"
+    return Verdict(False, Reason.CANARY_FAILED, f"Job {job.name} {HALTED}{cause[1]}; {where}; {WAYS_OUT}")
+
+
+def _halted(snapshot: Snapshot, job: ChildFact) -> str:
+    """Why a Job that is over never started, as status told it: its pod went with it, and with the pod the cause."""
+    for condition in snapshot.status.get("conditions", ()):
+        if condition["type"] == Type.HANDOFF_VERIFIED:
+            _, found, why = str(condition.get("message", "")).partition(f"Job {job.name} {HALTED}")
+            return f"{found}{why}"
+    return ""
 
 
 def _sentence(record: Record) -> str:
     """What stands in the way of a slice's proof."""
-    if record.forbidden or record.trial is None:
-        return record.forbidden
+    if record.blocked is not None:
+        return f"{record.blocked.reason}: {record.blocked.sentence}"
+    if record.trial is None:
+        return ""
     verdicts = [v for v in (record.trial.handoff, record.trial.offload) if v is not None and v.proven is False]
     return "; ".join(f"{v.reason}: {v.sentence}" for v in verdicts)
 

@@ -57,10 +57,9 @@ def _verdict(snapshot: Snapshot, plan: Plan, slice_: SlicePlan, offload: bool) -
     """What is known of one slice. One that was proven stays so until its canary has failed as often as is tried at once."""
     record = plan.verification.get(slice_.name, Record(slice_.name))
     trial = record.trial
-    refused = plan.canary_refused or record.forbidden
-    if refused and record.proven is None:
-        reason = Reason.NOT_YET_RUN if offload else Reason.CANARY_FORBIDDEN
-        found = Verdict(None if offload else False, reason, refused)
+    refused = Verdict(False, Reason.CANARY_FORBIDDEN, plan.canary_refused) if plan.canary_refused else record.blocked
+    if refused is not None and record.proven is None:
+        found = Verdict(None, Reason.NOT_YET_RUN, refused.sentence) if offload else refused
     elif trial is not None and trial.failures >= TRIES:
         said = (trial.offload or trial.handoff) if offload else trial.handoff
         log = f" (Job {canary(slice_.name, trial.number)}, {trial.failures} failures in a row){_next(said)}"

@@ -64,7 +64,7 @@ async def _status(client: KubeClient, space: str, name: str) -> dict[str, Mappin
     found = await client.get("PDDeployment", space, name)
     if found is None:
         raise Unreadable(f"{space}/{name}: there is no such PDDeployment")
-    if found["spec"].get("verification", "Disabled") == "Disabled":
+    if found["spec"].get("verification") == "Disabled":
         return None
     status = found.get("status") or {}
     mine = [s for s in status.get("slices", ()) if s.get("revision") == status.get("updatedRevision")]

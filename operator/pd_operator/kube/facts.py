@@ -245,9 +245,11 @@ def _workload(obj: Mapping[str, Any], site: str) -> WorkloadFact:
 
 def _job(obj: Mapping[str, Any]) -> JobFact:
     """`Failed` comes after its pods are gone or done; `FailureTarget` before that says nothing yet."""
-    conditions = obj.get("status", {}).get("conditions") or ()
+    status = obj.get("status", {})
+    conditions = status.get("conditions") or ()
     ended: Mapping[str, Any] = next((c for c in conditions if c["type"] in ("Complete", "Failed") and c["status"] == "True"), {})
-    return JobFact(ended.get("type", ""), _time(ended.get("lastTransitionTime")), ended.get("message", ""))
+    pods = sum(int(status.get(count) or 0) for count in ("active", "succeeded", "failed"))
+    return JobFact(ended.get("type", ""), _time(ended.get("lastTransitionTime")), ended.get("message", ""), pods)
 
 
 def _group_workload(obj: Mapping[str, Any], site: str) -> WorkloadFact:

@@ -120,10 +120,12 @@ class Admission:
 @dataclass(frozen=True)
 class Router:
     """`choice` of replicas; `per_prefill`: requests outstanding on one P before the router keeps the rest in its own queue
-    (0: none are kept while a P is ready)."""
+    (0: none are kept while a P is ready). `pairs`: whether D is chosen when prefill has ended, or with P when the request comes,
+    as smg does: a D that comes later then takes nothing of what waits."""
 
     choice: Literal["least_loaded", "round_robin"] = "least_loaded"
     per_prefill: int = 0
+    pairs: Literal["handoff", "arrival"] = "handoff"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pd_simulate.decode import DecodeEngine
     from pd_simulate.intake import Intake
     from pd_simulate.prefill import PrefillEngine
 
@@ -36,6 +37,7 @@ class Request:
         "context",
         "decode",
         "finish_step",
+        "first_segment",
         "first_step",
         "first_token",
         "gap_from",
@@ -50,6 +52,7 @@ class Request:
         "local",
         "outcome",
         "output",
+        "paired",
         "phase",
         "prefill",
         "prefill_start",
@@ -79,6 +82,7 @@ class Request:
         self.slice = 0
         self.prefill: PrefillEngine | None = None
         self.decode: Intake | None = None
+        self.paired: DecodeEngine | None = None  # D that the router chose with P
         self.left = prompt  # tokens to prefill where it is now
         self.context = 0  # tokens in KV before those
         self.computed = 0  # prompt tokens computed for it so far, anywhere
@@ -94,6 +98,7 @@ class Request:
         self.last_token = NEVER  # of a preempted one
         self.generated = 0  # tokens streamed before the current stay in a batch
         self.first_step = 0  # D's step count when it joined
+        self.first_segment = 0
         self.gap_from = 0  # 1 if the first step after joining yields its first token, which is no gap
         self.finish_step = 0
         self.gaps: list[float] | None = None  # of earlier stays, after a preemption

@@ -109,6 +109,8 @@ class Router:
             return False
         if target.cache is not None and self.fleet.prefix == "local":
             self.cover(request, target.cache.hit(request))
+        if self.fleet.router.pairs == "arrival":
+            request.paired = self.pick_decode(lane)
         target.accept(request)
         return True
 

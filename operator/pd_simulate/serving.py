@@ -116,7 +116,8 @@ class Serving:
         lane = self.router.lanes[request.slice]
         request.decode = None
         request.phase = Phase.HANDOFF
-        engine = self.router.pick_decode(lane)
+        paired = request.paired
+        engine = paired if paired is not None and paired in lane.decodes else self.router.pick_decode(lane)
         if engine is None:
             lane.orphans.append(request)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from simulate_world import ENDLESS, PLAIN, REAL, Hold, Script, fleet, work
 
 from pd_simulate import profiles
 from pd_simulate.clock import Clock
-from pd_simulate.fleet import Admission, LeadTime, Link, NodeLoss, Outage, QuotaChange, Scrape, Slice
+from pd_simulate.fleet import Admission, LeadTime, Link, NodeLoss, Outage, QuotaChange, Router, Scrape, Slice
 from pd_simulate.gaps import p95
 from pd_simulate.link import Nic
 from pd_simulate.pools import divide
@@ -202,6 +203,18 @@ def test_replicas_start_late_and_drain_before_they_end() -> None:
     cut = simulate(load, replace(settings, drain_timeout=5.0), policy, seed=1, audit=True)
     assert (cut.outcome == FAILED).sum() == 1
     assert cut.drain_aborted == 1
+
+
+@pytest.mark.parametrize(("pairs", "last"), [("arrival", 16.01), ("handoff", 11.01)])
+def test_a_late_decode_takes_nothing_of_what_the_router_has_paired(pairs: Literal["arrival", "handoff"], last: float) -> None:
+    """Four requests at once, a second of prefill and five of decode each, one seat a D; the second D is ready after 1.5 s."""
+    load = work(*[(0.0, 1000, 500)] * 4)
+    settings = fleet(
+        replace(PLAIN, max_num_seqs=1), lead_decode=LeadTime(1.5, 0.0), router=Router("round_robin", pairs=pairs), step_requests=1
+    )
+    result = simulate(load, settings, Script((0.0, 1, 2)), seed=1, audit=True)
+    assert (result.outcome == COMPLETED).all()
+    assert result.ttft.max() == pytest.approx(last)
 
 
 def test_a_draining_prefill_keeps_what_it_holds() -> None:

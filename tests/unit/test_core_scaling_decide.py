@@ -13,7 +13,7 @@ from pd_operator.core.scaling.decide import decide
 from pd_operator.core.scaling.decision import Alert, Bottleneck, Decision, Reason
 from pd_operator.core.scaling.explain import explain
 from pd_operator.core.scaling.law import Law
-from pd_operator.core.scaling.learned import Gate, Learned
+from pd_operator.core.scaling.learned import Gate, Learned, Rate
 from pd_operator.core.scaling.readings import UNKNOWN
 
 NOW = 1000.0
@@ -225,3 +225,25 @@ def test_decode_stays_while_prefill_is_short_only_where_that_is_switched_on() ->
     state = learned(d=long_ago(2, NOW))
     assert with_law(Law(), state, queued_tokens=400_000.0).decode.desired == 1
     assert with_law(Law(hold_decode=5.0), state, queued_tokens=400_000.0).decode.reason is Reason.HOLD
+
+
+def test_decode_keeps_what_its_bursts_need_where_the_law_looks_at_them() -> None:
+    """150 run in the mean and one replica holds 230: with a deviation of 60 not its bursts, with one of 10 these too."""
+    calm, bursts = (replace(learned(d=long_ago(2, NOW)).decode, running=Rate(150.0, v)) for v in (100.0, 3600.0))
+    for law, decode, expected in ((Law(decode_tail=2.0), calm, 1), (Law(decode_tail=2.0), bursts, 2), (Law(), bursts, 1)):
+        state = replace(learned(d=long_ago(2, NOW)), decode=decode)
+        assert decide(readings(2, 2, running=150.0), state, BOUNDS, NOW, law).decode.desired == expected
+    state = replace(learned(d=long_ago(2, NOW)), decode=bursts)
+    idle = decide(readings(2, 2, running=0.0), state, BOUNDS, NOW, Law(decode_tail=2.0))
+    assert idle.decode.desired == 1, "nothing runs: no burst is to come"
+
+
+def test_the_spread_of_what_runs_is_learned_only_where_the_law_looks_at_it() -> None:
+    state = learned()
+    assert decide(readings(running=140.0), state, BOUNDS, NOW, Law()).learned.decode.running is None
+    for running in (140.0, 140.0, 300.0):
+        state = decide(readings(running=running), state, BOUNDS, (state.time or 0) + 15, Law(decode_tail=2.0)).learned
+    # 15 s of 300: 1 - exp(-1/20) = 0.048771 of 160 and of 160 squared
+    assert state.decode.running == Rate(147.803, 1248.53)
+    held = decide(readings(running=UNKNOWN), state, BOUNDS, (state.time or 0) + 15, Law(decode_tail=2.0)).learned
+    assert held.decode.running == state.decode.running

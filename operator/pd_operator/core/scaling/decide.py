@@ -17,7 +17,7 @@ from pd_operator.core.scaling.estimate import batch, known
 from pd_operator.core.scaling.gate import gates, handoff_budget
 from pd_operator.core.scaling.law import DEFAULT, Law
 from pd_operator.core.scaling.learned import DecodeLearned, Learned, Memory, PrefillLearned, average, significant
-from pd_operator.core.scaling.need import Need, need_of_decode, need_of_prefill
+from pd_operator.core.scaling.need import Need, need_of_decode, need_of_prefill, tail_of_decode
 from pd_operator.core.scaling.readings import Readings, State
 from pd_operator.core.scaling.size import Guards, Sized, hold, size
 
@@ -142,7 +142,8 @@ def _size_decode(readings: Readings, seen: _Seen, need: Need, bounds: Bounds, la
         guards = replace(guards, floor=replicas.ready + 1)
     b, left = batch(seen.decode, bounds, law), replicas.desired - 1
     load = (need.inputs["R"] or 0.0) + (0.0 if seen.stuck else need.inputs["H"] or 0.0)
-    fits = load == 0 or (left > 0 and load / (left * b) < law.decode_fits)
+    most = tail_of_decode(seen.decode, law)
+    fits = load == 0 or (left > 0 and load / (left * b) < law.decode_fits and (most is None or most <= left * b))
     return size(need, fits, replicas, bounds.decode, guards, law, memory, now)
 
 

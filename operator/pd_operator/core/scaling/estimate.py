@@ -121,9 +121,20 @@ def decode_numbers(readings: Readings, learned: DecodeLearned, bounds: Bounds, l
         kv_per_request=each,
         output=average(learned.output, output, seconds, law.rate_window) if output else learned.output,
         starts=average(learned.starts, starts, seconds, law.rate_window) if starts is not None else learned.starts,
+        running=_spread(learned.running, running, seconds, law),
     )
     limit = _itl_batch(readings, after, bounds, law, seconds)
     return after if limit == after.itl_batch else replace(after, itl_batch=limit)
+
+
+def _spread(previous: Rate | None, sample: float | None, seconds: float, law: Law) -> Rate | None:
+    """Mean and variance of R's ticks, where the law looks at them."""
+    if law.decode_tail <= 0 or sample is None:
+        return previous
+    if previous is None:
+        return Rate(significant(sample))
+    mean = average(previous.mean, sample, seconds, law.decode_tail_window)
+    return Rate(mean, average(previous.variance, (sample - previous.mean) ** 2, seconds, law.decode_tail_window))
 
 
 def kv_batch(learned: DecodeLearned, bounds: Bounds, law: Law) -> float:

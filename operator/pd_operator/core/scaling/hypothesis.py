@@ -66,7 +66,10 @@ def _running_at(world: World, total: float) -> World:
     changed = replace(readings, running=amount(readings.running, rest))
     if each is not None and kv is not None:
         changed = replace(changed, kv_tokens=amount(readings.kv_tokens, rest * each))
-    return replace(world, readings=changed)
+    mine = world.learned.decode
+    if mine.running is not None:  # for as long as the tail looks back; its spread stays, as with what is offered
+        mine = replace(mine, running=replace(mine.running, mean=rest))
+    return replace(world, readings=changed, learned=replace(world.learned, decode=mine))
 
 
 def _offered(world: World) -> float | None:

@@ -56,6 +56,8 @@ class Law:
     jump: float = 1.3  # > 1: a rate off by this factor replaces its average at once
     jump_deviations: float = 0.0  # > 0: and only if it is off by so many standard deviations of its ticks
     tail: float = 0.0  # z: A counts with z standard deviations of its ticks on top
+    decode_tail: float = 0.0  # z: D goes down only if mean R + z standard deviations of its ticks fits into what stays
+    decode_tail_window: float = 300.0  # s, EWMA of that mean and variance: the down window's length
     hold_decode: float = 0.0  # s of queued prefill above which no D goes down (D looks idle while P is short)
     split_hysteresis: bool = False  # at the cap, a split within one replica of the present one is kept
     gate_fullness: float = 0.6  # share of b that R must take before a waiting handoff counts as a full D (else: the link)
@@ -71,4 +73,4 @@ class Law:
     latency_ticks: int = 0  # > 0: P rises by one after so many ticks of TTFT above its objective while D is not congested
 
 
-DEFAULT = Law()
+DEFAULT = Law(decode_tail=2.0)  # what is on beyond the fields' own values, which older records stand for

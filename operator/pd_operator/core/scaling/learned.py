@@ -71,6 +71,7 @@ class DecodeLearned:
     itl_batch: float | None = None  # requests of one replica that hold the ITL objective, where it was ever broken
     output: float | None = None  # OSL
     starts: float | None = None  # x over all slices
+    running: Rate | None = None  # R, its mean and variance over the tail's window; kept where the law has that term
     stuck_since: float | None = None  # time since which handoffs wait while nothing runs
     gates: tuple[Gate, ...] = ()
     memory: Memory = field(default_factory=Memory)

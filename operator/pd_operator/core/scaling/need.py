@@ -59,6 +59,13 @@ def need_of_decode(
     return Need(flow / slots, counted / slots, formula, inputs)
 
 
+def tail_of_decode(learned: DecodeLearned, law: Law) -> float | None:
+    """Requests that R reaches between two ticks: its mean and z standard deviations. None where the law has no such term."""
+    if law.decode_tail <= 0 or learned.running is None:
+        return None
+    return learned.running.mean + law.decode_tail * math.sqrt(learned.running.variance)
+
+
 def _coming(lam: float | None, starts: float | None, law: Law) -> float:
     """lam / x: decode will hold so many times what it holds, once prefill delivers all that arrives."""
     if law.decode_flow <= 1 or lam is None or not starts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pd_operator.core.scaling import codec
 from pd_operator.core.scaling.bounds import Bounds
@@ -25,7 +25,7 @@ class Record:
     learned: Learned
     bounds: Bounds
     decision: Decision
-    law: Law = DEFAULT
+    law: Law = field(default_factory=Law)  # all switches off: DEFAULT may change, what an older line means may not
     name: str = ""
     format: int = 0
 

@@ -103,6 +103,7 @@ bench: tools ## Reconcile latency at 1 and 200 objects, memory, CPU and API call
 	$(PY) -m bench
 	$(PY) -m bench.signals
 	$(PY) -m bench.reaction
+	$(PY) -m bench.cold
 	$(PY) -m bench.scale
 
 demo: setup ## A cluster, the operator, a model, a request, an answer. ENGINE=vllm runs real vLLM on CPU.

@@ -16,6 +16,7 @@ from pathlib import Path
 from cluster.handle import Cluster
 from cluster.ports import free_ports
 
+IMAGES = '{"vllm": "localhost/vllm:{version}", "smg": "localhost/smg:{version}"}'
 START_LIMIT_S = 300.0  # tens of thousands of pods are listed first
 
 
@@ -41,7 +42,7 @@ class OperatorProcess:
             **os.environ,
             "KUBECONFIG": str(self._cluster.kubeconfig),
             "PD_HTTP_PORT": str(self._port),
-            "PD_IMAGES": '{"vllm": "localhost/vllm:{version}", "smg": "localhost/smg:{version}"}',
+            "PD_IMAGES": IMAGES,
         }
         with self._log.open("w") as log:
             self._process = subprocess.Popen(

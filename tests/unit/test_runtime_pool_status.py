@@ -41,8 +41,8 @@ class Server:
             raise TimeoutError("the answer was lost")
 
 
-def passing(server: Server, made: Reconciler, snapshot: Snapshot) -> None:
-    asyncio.run(made._write_pool(snapshot, make_plan(snapshot), "decode", POOL))
+def passing(server: Server, made: Reconciler, snapshot: Snapshot, fact: ChildFact = POOL) -> None:
+    asyncio.run(made._write_pool(snapshot, make_plan(snapshot), "decode", fact))
 
 
 def worlds() -> tuple[Snapshot, Snapshot]:
@@ -75,3 +75,29 @@ def test_an_answer_that_came_is_remembered() -> None:
         passing(server, made, world)
         passing(server, made, world)
     assert (server.reads, server.writes) == (1, 4)
+
+
+def test_after_a_start_the_list_says_what_the_status_is() -> None:
+    """A thousand objects have two thousand PDPools: none is read by itself, and none that is right is written."""
+    server, (rest, rolling) = Server(), worlds()
+    passing(server, Reconciler(server, Stores(), Settings(), None), rest)  # type: ignore[arg-type]
+    listed = replace(POOL, status=dict(server.status))
+    made = Reconciler(server, Stores(), Settings(), None)  # type: ignore[arg-type]
+    server.reads = server.writes = 0
+    passing(server, made, rest, listed)
+    assert (server.reads, server.writes) == (0, 0)
+    passing(server, made, rolling, listed)
+    assert (server.status["replicas"], server.reads, server.writes) == (2, 0, 1)
+
+
+def test_what_the_list_said_does_not_count_after_a_lost_answer() -> None:
+    server, (rest, rolling) = Server(), worlds()
+    passing(server, Reconciler(server, Stores(), Settings(), None), rest)  # type: ignore[arg-type]
+    listed = replace(POOL, status=dict(server.status))
+    made = Reconciler(server, Stores(), Settings(), None)  # type: ignore[arg-type]
+    server.unheard = True
+    with pytest.raises(TimeoutError):
+        passing(server, made, rolling, listed)
+    server.unheard = False
+    passing(server, made, rest, listed)
+    assert server.status["replicas"] == 1, "the list said 1, and the server was told 2 since"

@@ -65,6 +65,7 @@ class Reconciler:
         self.roster = Roster(stores)  # what scales; the scaling tick reads it
         self.shown = Shown()  # for the metrics
         self._pool_status: dict[tuple[str, str, Role], tuple[str, Object]] = {}  # (uid of the PDPool, what we wrote last)
+        self._wrote: set[tuple[str, str, Role]] = set()  # PDPools whose status we wrote: what a list said of it may be older
         self._told: dict[tuple[str, str], tuple[str, str]] = {}  # (uid, the other install) of objects that are not ours
         self._server_version: tuple[int, int] | None = None
         self._install = Install(settings.install, settings.namespace, settings.pull_policy, settings.monitoring_namespace)
@@ -286,7 +287,9 @@ class Reconciler:
     async def _write_pool(self, snapshot: Snapshot, plan: Plan, role: Role, child: ChildFact) -> None:
         key = (snapshot.namespace, snapshot.name, role)
         uid, previous = self._pool_status.get(key, ("", {}))
-        if uid != child.uid:
+        if uid != child.uid and child.status is not None and key not in self._wrote:
+            previous = child.status
+        elif uid != child.uid:
             live = await self._client.get("PDPool", snapshot.namespace, child.name)
             if live is None:
                 return  # its deletion event brings us back, and it is made again
@@ -301,6 +304,7 @@ class Reconciler:
             # A write whose answer is lost may have been made: what was remembered before it may be neither what is there nor
             # what is to be, and a count that comes back to it would never be written. The next pass asks the server.
             self._pool_status.pop(key, None)
+            self._wrote.add(key)
             metadata = {"name": child.name, "namespace": snapshot.namespace, "uid": child.uid}
             await self._client.apply_status({"apiVersion": API_VERSION, "kind": "PDPool", "metadata": metadata, "status": status})
         self._pool_status[key] = (child.uid, status)
@@ -315,6 +319,7 @@ class Reconciler:
         self._told.pop((namespace, name), None)
         for role in ROLES:
             self._pool_status.pop((namespace, name, role), None)
+            self._wrote.discard((namespace, name, role))
 
     async def _refuse_unreadable(self, obj: Object, refusal: Refusal) -> Result:
         metadata = obj["metadata"]

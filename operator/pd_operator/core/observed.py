@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from pd_operator.core.placement.capacity import NodeCapacity, PodShape
 
@@ -166,6 +167,7 @@ class ChildFact:
     route: RouteFact | None = None  # HTTPRoutes only
     job: JobFact | None = None  # Jobs only
     replicas: int | None = None  # PDPool: spec.replicas
+    status: dict[str, Any] | None = field(default=None, compare=False)  # PDPool, from a list: its status then
     site: str = ""  # annotation pdserve.dev/site
     created: datetime | None = None
     data: bytes = b""  # ControllerRevision: its `data` and `revision` as JSON bytes {"revision": N, "data": {...}}; else empty

@@ -169,8 +169,10 @@ class ChildDecoder:
         return Event(event["type"], version, self._key(obj), child(self._kind, obj))
 
     def _listed(self, obj: Mapping[str, Any]) -> ChildFact:
-        """Of a list it is known whether anybody changed it: a new process asks that of all of them, and writes none for it."""
-        return replace(child(self._kind, obj), intact=intact(self._kind, KINDS[self._kind].api_version, obj))
+        """Of a list it is known whether anybody changed it, and a PDPool's status: a new process asks that of all of them, and
+        neither reads each one nor writes any for it."""
+        known = intact(self._kind, KINDS[self._kind].api_version, obj)
+        return replace(child(self._kind, obj), intact=known, status=obj.get("status", {}) if self._kind == "PDPool" else None)
 
     def _key(self, obj: Mapping[str, Any]) -> Key:
         return (self._kind, obj["metadata"].get("namespace", ""), obj["metadata"]["name"])

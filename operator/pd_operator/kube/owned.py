@@ -25,12 +25,17 @@ def intact(kind: str, api_version: str, obj: Mapping[str, Any]) -> bool:
     Args:
         api_version: of the kind; items of lists leave it out.
     """
+    claimed = (obj["metadata"].get("annotations") or {}).get(APPLIED_HASH)
+    return bool(claimed) and owned_hash(kind, api_version, obj) == claimed
+
+
+def owned_hash(kind: str, api_version: str, obj: Mapping[str, Any]) -> str:
+    """Hash of the part that our applies own; "" where we own nothing."""
     meta = obj["metadata"]
-    claimed = (meta.get("annotations") or {}).get(APPLIED_HASH)
     fields = _fields(kind, api_version, meta.get("managedFields") or ())
-    part = _pick(obj, fields) if claimed and fields else None
+    part = _pick(obj, fields) if fields else None
     if not isinstance(part, dict):
-        return False
+        return ""
     if kind == "PDPool" and "replicas" in part.get("spec", {}):  # those of its creation, which the hash leaves out
         part = {**part, "spec": {k: v for k, v in part["spec"].items() if k != "replicas"}}
     metadata = {**part.get("metadata", {}), "name": meta["name"], "namespace": meta.get("namespace", "")}
@@ -38,7 +43,7 @@ def intact(kind: str, api_version: str, obj: Mapping[str, Any]) -> bool:
     if annotations:
         metadata["annotations"] = annotations
     hashed = applied_hash if kind == GROUP_KIND else manifest_hash  # what is built in is in stored form already
-    return bool(hashed({**part, "apiVersion": api_version, "kind": kind, "metadata": metadata}) == claimed)
+    return hashed({**part, "apiVersion": api_version, "kind": kind, "metadata": metadata})
 
 
 def _fields(kind: str, api_version: str, entries: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:

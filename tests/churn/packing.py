@@ -70,6 +70,30 @@ def most_gpus(fleet: Sequence[Wanted], rooms: Rooms) -> Best:
     return Best(round(-found), int(-bound + 1e-6))
 
 
+def most_beside(fleet: Sequence[Wanted], running: Mapping[str, Mapping[str, Counts]], rooms: Rooms) -> Best:
+    """Accelerators of the best that all PDDeployments together can have when each replica stays on its node.
+
+    This is what an operator can reach that moves nothing that runs. `rooms` are free beside everything that runs.
+    """
+    program = _Program()
+    value: dict[int, float] = {}
+    taken: dict[str, list[tuple[int, int]]] = {domain: [] for domain in rooms}
+    for wanted in fleet:
+        counts, used = _slices(program, wanted, rooms)
+        for domain, pair in counts.items():
+            for variable, size, now in zip(pair, wanted.gpus, running[wanted.name].get(domain, (0, 0)), strict=True):
+                program.row({variable: -1.0}, -now)
+                new = program.variable(max(wanted.replicas))
+                program.row({variable: 1.0, new: -1.0}, now)
+                value[variable] = -float(size)
+                taken[domain].append((new, size))
+        program.row(dict.fromkeys(used, 1.0), wanted.max_domains)
+    for domain, pods in taken.items():
+        _fits(program, pods, rooms[domain])
+    found, bound = program.minimise(value)
+    return Best(round(-found), int(-bound + 1e-6))
+
+
 def most_effective(wanted: Wanted, running: Mapping[str, Counts], rooms: Rooms) -> int:
     """The most effective capacity, sum of min(p D, d P), that one PDDeployment can have beside everything that runs.
 

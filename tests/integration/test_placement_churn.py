@@ -1,8 +1,9 @@
 """40 PDDeployments on 300 nodes in 25 transfer domains while somebody else's pods come and go, with the real scheduler.
 
 A minute of it, or PDD_SOAK_SECONDS. At no time is a slice in two domains (every binding is looked at). When the others stop coming,
-everything comes to its end, no pod waits that could run, nobody could have more beside what runs (exact packing), and what is
-placed is not far below what a mixed-integer program places of the same wishes on the same nodes from nothing.
+everything comes to its end, no pod waits that could run, nobody could have more beside what runs (exact packing), all together
+could have less than a hundredth more (a mixed-integer program that moves nothing that runs), and what is placed is not far below
+what the program places of the same wishes on the same nodes from nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 from churn.bindings import Bindings
 from churn.fleet import Fleet, wishes
 from churn.guests import Guests
-from churn.packing import Best, most_gpus
+from churn.packing import Best, most_beside, most_gpus
 from cluster import session
 from cluster.handle import Cluster
 from cluster.kwok import FakeNodes
@@ -34,9 +35,10 @@ SEED = int(os.environ.get("PDD_SOAK_SEED", "1"))
 DOMAINS, PER_DOMAIN, GPUS = 25, 12, 8
 OBJECTS = 40
 SHARE = float(os.environ.get("PDD_SOAK_SHARE", "0.8"))  # of all accelerators that they want together; the others hold 6 to 8 %
-# Of what the program places. The aim is 0.99; measured were 0.93 to 1.00 (docs/adr/0010-placement.md): what runs is not packed
-# anew for what comes later, and how the foreign pods fall decides.
-LEAST = 0.85
+# Of what the program places when every replica that runs stays on its node: nobody moves one without need (ADR 0010).
+BESIDE = 0.99
+# Of what the program places from nothing, which knows all wishes and all foreign pods beforehand and may pack everything anew.
+ANEW = 0.85
 SETTLE_S = 600.0  # a bound that stops a hang; on a quiet machine it takes a few seconds
 
 
@@ -81,14 +83,18 @@ def test_nothing_crosses_and_everything_that_fits_runs(plane: Cluster, tmp_path:
             assert not bindings.failed and not bindings.crossings, bindings.failed or bindings.crossings
             ours = fleet.placed(pods)
             rooms = fleet.free([p for p in pods if p["metadata"]["namespace"] == others])
-            best = Best(ours, ours) if ours == total else most_gpus(wanted, rooms)  # nobody places more than is wanted
+            all_ = Best(ours, ours)  # nobody places more than is wanted
+            beside = all_ if ours == total else most_beside(wanted, fleet.running(pods), fleet.free(pods))
+            best = all_ if ours == total else most_gpus(wanted, rooms)
             with capsys.disabled():
                 print(
                     f"\n{OBJECTS} PDDeployments, {SECONDS:.0f} s: {bindings.count} engine pods bound, {guests.came} guests came,"
-                    f" {guests.went} went; wanted {total} GPUs of {sum(map(sum, rooms.values()))} free of"
-                    f" guests; placed {busy} at the end of it, {ours} after {settled:.0f} s; HiGHS {best.found} (at most"
-                    f" {best.bound}); {operator.metric('pd_operator_reconcile_total'):.0f} reconciles"
+                    f" {guests.went} went; wanted {total} GPUs of {sum(map(sum, rooms.values()))} free of guests; placed {busy} at"
+                    f" the end of it, {ours} after {settled:.0f} s; HiGHS beside what runs {beside.found} (at most"
+                    f" {beside.bound}), from nothing {best.found} (at most {best.bound});"
+                    f" {operator.metric('pd_operator_reconcile_total'):.0f} reconciles"
                 )
-            assert ours >= LEAST * best.found
+            assert ours >= BESIDE * beside.found
+            assert ours >= ANEW * best.found
             assert bindings.count >= sum(sum(w.replicas) for w in wanted)
             assert guests.went >= SECONDS / 3

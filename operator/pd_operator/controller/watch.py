@@ -45,6 +45,7 @@ CHILD_KINDS = (
     "Job",
 )
 OPTIONAL_KINDS = (GROUP_KIND, "HTTPRoute")  # children whose CRD belongs to somebody else and may be missing
+CHILDREN = 100  # objects in a page; they become dicts and are hashed: 500 Deployments take 60 MiB meanwhile
 KOPF_STOP = 4.0  # seconds kopf may take to clean up; it gives its workers 2 s
 Enqueue = Callable[[Owner], None]
 Namespaces = Sequence[str | None]  # (None,) = cluster-wide
@@ -90,7 +91,7 @@ def child_reflectors(
         for kind in (*CHILD_KINDS, *OPTIONAL_KINDS):
             notify, told = workload if kind in WORKLOADS else changed, _absence(stores, enqueue, kind, namespace)
             where = (kind, namespace, MANAGED_SELECTOR, ChildDecoder(kind), stores.children)
-            made.append(Reflector(client, *where, notify, timing=timing, on_absent=told))
+            made.append(Reflector(client, *where, notify, timing=timing, on_absent=told, limit=CHILDREN))
         scalers, seen = stores.autoscalers, AutoscalerDecoder()
         made.append(Reflector(client, "HorizontalPodAutoscaler", namespace, "", seen, scalers, autoscaler, timing=timing))
         made.append(Reflector(client, "Pod", namespace, MANAGED_SELECTOR, PodDecoder(), stores.pods, changed, timing=timing))

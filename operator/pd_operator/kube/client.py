@@ -194,10 +194,18 @@ class KubeClient:
         return True
 
     async def list_page(
-        self, kind: Kind, namespace: str | None, selector: str, token: str = "", *, fields: str = "", accept: str = JSON
+        self,
+        kind: Kind,
+        namespace: str | None,
+        selector: str,
+        token: str = "",
+        *,
+        fields: str = "",
+        accept: str = JSON,
+        limit: int = PAGE,
     ) -> bytes:
         """One page of a list as raw JSON; `token` is the previous page's `metadata.continue`, `fields` a field selector."""
-        query = [("limit", str(PAGE))]
+        query = [("limit", str(limit))]
         if selector:
             query.append(("labelSelector", selector))
         if fields:

@@ -22,12 +22,13 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import aiohttp
 
-from pd_operator.kube.client import KubeClient
+from pd_operator.kube.client import PAGE, KubeClient
 from pd_operator.kube.errors import ApiError, Forbidden, Gone, NotFound, from_status
 from pd_operator.kube.facts import error_of
 from pd_operator.kube.kinds import KINDS
@@ -48,6 +49,7 @@ MAX_PAGES = 10_000
 ABSENT_RECHECK = 15.0  # seconds between two looks for an optional kind
 
 logger = logging.getLogger(__name__)
+_DECODING = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode")
 
 
 class ReflectorFailed(Exception):
@@ -75,6 +77,7 @@ class Reflector(Generic[T]):
         fields: a field selector.
         name: what the stream is called; `Kind` or `Kind/namespace` by default.
         on_absent: called with why when an optional kind turns out to be absent, and with "" when it is there again.
+        limit: objects in a page of a list.
 
     Attributes:
         synced: set after the first complete list, or when an optional kind was found absent.
@@ -95,6 +98,7 @@ class Reflector(Generic[T]):
         name: str = "",
         timing: Timing | None = None,
         on_absent: Callable[[str], None] = lambda why: None,
+        limit: int = PAGE,
     ) -> None:
         self.kind = kind
         self.namespace = namespace
@@ -110,6 +114,7 @@ class Reflector(Generic[T]):
         self._on_change = on_change
         self._timing = timing or Timing()
         self._on_absent = on_absent
+        self._limit = limit
         self._absent = ""  # why an optional kind cannot be observed
         self._scope = (kind, namespace)
         self._version = ""  # of the last list, event or bookmark; "" = list first
@@ -156,9 +161,12 @@ class Reflector(Generic[T]):
         items: dict[Key, T] = {}
         token = ""
         for _ in range(MAX_PAGES):
-            raw = await self._client.list_page(self._known, self.namespace, self._selector, token, fields=self._fields)
-            # In a thread: hundreds of children are hashed, and the lease must be renewed meanwhile.
-            page = await asyncio.to_thread(self._parse.page, raw)
+            raw = await self._client.list_page(
+                self._known, self.namespace, self._selector, token, fields=self._fields, limit=self._limit
+            )
+            # In a thread: hundreds of children are hashed, and the lease must be renewed meanwhile. One page at a time, in one
+            # thread: a page takes many times its facts' memory, and each thread keeps what it once had.
+            page = await asyncio.get_running_loop().run_in_executor(_DECODING, self._parse.page, raw)
             items.update(page.items)
             token = page.token
             if not token:

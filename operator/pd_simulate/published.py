@@ -165,8 +165,11 @@ def _ran(found: Sequence[Part], count: int) -> list[str]:
 
 
 def _gpus(item: Verdicts, name: str) -> str:
-    mean = item.standings[name].mean if name in item.standings else None
-    return "not reached" if mean is None else f"{mean / item.scenario.window:.2f}"
+    """Mean GPUs at the attainment; "≤" where in some seed even the cheapest knob value attains more: no match then."""
+    standing = item.standings.get(name)
+    if standing is None or standing.mean is None:
+        return "not reached"
+    return ("≤ " if standing.count("always") else "") + f"{standing.mean / item.scenario.window:.2f}"
 
 
 def _judged(found: Sequence[Part]) -> list[str]:

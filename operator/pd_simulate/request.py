@@ -37,7 +37,6 @@ class Request:
         "context",
         "decode",
         "finish_step",
-        "first_segment",
         "first_step",
         "first_token",
         "gap_from",
@@ -98,7 +97,6 @@ class Request:
         self.last_token = NEVER  # of a preempted one
         self.generated = 0  # tokens streamed before the current stay in a batch
         self.first_step = 0  # D's step count when it joined
-        self.first_segment = 0
         self.gap_from = 0  # 1 if the first step after joining yields its first token, which is no gap
         self.finish_step = 0
         self.gaps: list[float] | None = None  # of earlier stays, after a preemption

@@ -60,6 +60,10 @@ def test_a_win_is_told_at_each_attainment_that_was_reached() -> None:
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[2:8] == ["11.40", "hpa-utilization", "13.68", "+16.7 % [+16.7, +16.7]", "2 of 2", "win"]
     assert cells[8:] == ["10.26", "+11.1 %"]
+    below = next(line for line in page.splitlines() if line.startswith("| mix, 32 GPUs | 90 %"))
+    assert "≤" not in below
+    easy = [(replace(row, summary={**(row.summary or {}), "attainment": 0.97}), down) for row, down in runs(whole)]
+    assert "| mix, 32 GPUs | 90 % | ≤ 10.00 | hpa-utilization | ≤ 12.00 |" in published.page(easy), "97 % is no match of 90 %"
     assert "* At 95 %, of 1 traces: at least 20 % fewer GPU-seconds than the best peer in 0 (aim: 4)" in page
     assert "## Losses\n\nNone." in page
 

@@ -342,8 +342,10 @@ def test_a_canary_that_does_not_start_says_why(fields: dict[str, Any], words: li
         assert shown(late, "Progressing")[:2] == ("False", "VerificationFailed")
     # The Job ends and takes its pod with it. What status says of the cause is what is left of it.
     told = build_status(late, make_plan(late))
+    ending = after(job(up(front=front), 1, job=JobFact(pods=1)), told, 300)
+    assert shown(ending, "HandoffVerified")[:2] == ("False", "CanaryFailed"), "its pod goes before the Job says that it is over"
     ended = job(up(front=front), 1, job=JobFact("Failed", NOW, "DeadlineExceeded", pods=1))
-    later = after(ended, told, 301)
+    later = after(ended, build_status(ending, make_plan(ending)), 301)
     (slice_,) = build_status(later, make_plan(later))["slices"]
     assert slice_["canary"]["handoffReason"] == "CanaryFailed" and words[0] in slice_["canary"]["handoffMessage"]
 

@@ -213,7 +213,7 @@ def _ended(snapshot: Snapshot, job: ChildFact) -> tuple[Verdict, Verdict | None,
     stuck = _blocked(snapshot, job)
     if stuck:
         return _nothing(cached, stuck.sentence, stuck.reason)
-    return _nothing(cached, _halted(snapshot, job) or f"Job {job.name} ended without evidence: {fact.message or fact.ended}")
+    return _nothing(cached, f"Job {job.name} ended without evidence: {fact.message or fact.ended}")
 
 
 def _nothing(cached: bool, sentence: str, reason: Reason = Reason.CANARY_FAILED) -> tuple[Verdict, Verdict | None, str]:
@@ -226,6 +226,8 @@ def _blocked(snapshot: Snapshot, job: ChildFact) -> Verdict | None:
     if job.created is None or (snapshot.now - job.created).total_seconds() < POD_WAIT:
         return None
     pods = _pods(snapshot, job)
+    if not pods and (told := _halted(snapshot, job)):  # its pod went, at the Job's deadline, and the Job is about to say so
+        return Verdict(False, Reason.CANARY_FAILED, told)
     if not pods and not (job.job and job.job.pods):
         sentence = (
             f"Job {job.name} got no pod in {POD_WAIT:.0f} s: a quota, Pod Security or a webhook refuses it; "
@@ -240,7 +242,7 @@ def _blocked(snapshot: Snapshot, job: ChildFact) -> Verdict | None:
 
 
 def _halted(snapshot: Snapshot, job: ChildFact) -> str:
-    """Why a Job that is over never started, as status told it: its pod went with it, and with the pod the cause."""
+    """Why a Job never started, as status told it: with its pod goes what said so."""
     for condition in snapshot.status.get("conditions", ()):
         if condition["type"] == Type.HANDOFF_VERIFIED:
             _, found, why = str(condition.get("message", "")).partition(f"Job {job.name} {HALTED}")

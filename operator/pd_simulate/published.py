@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from pd_simulate import matrix, peers
-from pd_simulate.analysis import OURS, TARGETS, Scenario, Verdicts, Versus, judge
+from pd_simulate.analysis import OURS, TARGETS, Scenario, Verdicts, Versus, is_peer, judge
 from pd_simulate.cell import Cell, Row, from_json
 from pd_simulate.compare import TIMELINES
 from pd_simulate.markup import saving
@@ -27,6 +27,7 @@ from pd_simulate.store import load
 
 MATRIX = "core"
 FALLING = {sweep.name for sweep in peers.sweeps() if sweep.knobs and sweep.knobs[0] > sweep.knobs[-1]}
+FIXED = ("static-best", "aggregated-static")  # peers that never scale
 OUTAGE, OUTAGE_SECONDS = "signals-lost", 300.0
 PAGE, RUNS = "result.md", "result.csv"
 BEGIN, END = "<!-- made of result.csv: begin -->", "<!-- made of result.csv: end -->"
@@ -174,12 +175,12 @@ def _gpus(item: Verdicts, name: str) -> str:
 
 def _judged(found: Sequence[Part]) -> list[str]:
     head = ("scenario", "at", "ours, GPUs", "best peer", "GPUs", "ours saves [95 % CI]", "seeds cheaper", "ours is")
-    lines = _table(*head, "oracle, GPUs", "ours over it")
+    lines = _table(*head, "oracle, GPUs", "ours over it", "best that scales", "GPUs", "ours saves")
     for part in found:
         for item in part.verdicts:
             over = item.oracle
             above = "" if over is None or over.saving is None else f"{-100 * over.saving.mean:+.1f} %"
-            shown = (*_against(item, len(part.seeds)), _gpus(item, "oracle"), above)
+            shown = (*_against(item, len(part.seeds)), _gpus(item, "oracle"), above, *_moving(item))
             lines.append(_row(part.scenario.title, f"{100 * item.target:g} %", _gpus(item, OURS), *shown))
     return lines if found else []
 
@@ -196,6 +197,17 @@ def _against(item: Verdicts, seeds: int) -> tuple[str, ...]:
         f"{best.wins[0]} of {seeds}",
         best.verdict + ("" if best.saving and best.saving.count < 2 else note),
     )
+
+
+def _moving(item: Verdicts) -> tuple[str, str, str]:
+    """The cheapest peer that is no fixed split, and what ours saves against it."""
+    reaching = {
+        name: one.mean for name, one in item.standings.items() if is_peer(name) and name not in FIXED and one.mean is not None
+    }
+    if not reaching:
+        return "none reaches it", "", ""
+    best = min(reaching, key=lambda name: (reaching[name], name))
+    return best, _gpus(item, best), _saving(item.pairs[best])
 
 
 def _saving(pair: Versus) -> str:

@@ -59,7 +59,7 @@ def test_a_win_is_told_at_each_attainment_that_was_reached() -> None:
     line = next(line for line in page.splitlines() if line.startswith("| mix, 32 GPUs | 95 %"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[2:8] == ["11.40", "hpa-utilization", "13.68", "+16.7 % [+16.7, +16.7]", "2 of 2", "win"]
-    assert cells[8:] == ["10.26", "+11.1 %"]
+    assert cells[8:] == ["10.26", "+11.1 %", "hpa-utilization", "13.68", "+16.7 % [+16.7, +16.7]"]
     below = next(line for line in page.splitlines() if line.startswith("| mix, 32 GPUs | 90 %"))
     assert "≤" not in below
     easy = [(replace(row, summary={**(row.summary or {}), "attainment": 0.97}), down) for row, down in runs(whole)]

@@ -188,7 +188,7 @@ def _own_law() -> Entry:
         "drain_time": Range(15.0, 120.0, log=True),
         "down_window": Range(120.0, 600.0, log=True),
     }
-    return Entry("ours", _ours, "headroom", (0.8, 0.9, 1.0, 1.2, 1.5), 1.0, "own", tunables)
+    return Entry("ours", _ours, "headroom", (0.65, 0.8, 1.0, 1.2, 1.5), 1.0, "own", tunables)
 
 
 def _baselines() -> tuple[Entry, ...]:

@@ -73,7 +73,8 @@ def most_gpus(fleet: Sequence[Wanted], rooms: Rooms) -> Best:
 def most_beside(fleet: Sequence[Wanted], running: Mapping[str, Mapping[str, Counts]], rooms: Rooms) -> Best:
     """Accelerators of the best that all PDDeployments together can have when each replica stays on its node.
 
-    This is what an operator can reach that moves nothing that runs. `rooms` are free beside everything that runs.
+    This is what an operator can reach that moves nothing that runs and starts no replica that the other role leaves idle
+    (docs/placement.md: every domain keeps the ratio of the pools). `rooms` are free beside everything that runs.
     """
     program = _Program()
     value: dict[int, float] = {}
@@ -81,7 +82,9 @@ def most_beside(fleet: Sequence[Wanted], running: Mapping[str, Mapping[str, Coun
     for wanted in fleet:
         counts, used = _slices(program, wanted, rooms)
         for domain, pair in counts.items():
-            for variable, size, now in zip(pair, wanted.gpus, running[wanted.name].get(domain, (0, 0)), strict=True):
+            there = running[wanted.name].get(domain, (0, 0))
+            _balance(program, wanted, pair, there)
+            for variable, size, now in zip(pair, wanted.gpus, there, strict=True):
                 program.row({variable: -1.0}, -now)
                 new = program.variable(max(wanted.replicas))
                 program.row({variable: 1.0, new: -1.0}, now)
@@ -133,6 +136,19 @@ def _slices(program: _Program, wanted: Wanted, rooms: Rooms) -> tuple[dict[str, 
     for role in (0, 1):
         program.row({pair[role]: 1.0 for pair in counts.values()}, wanted.replicas[role])
     return counts, used
+
+
+def _balance(program: _Program, wanted: Wanted, pair: Counts, now: Counts) -> None:
+    """A role grows beyond one replica only as far as the domain stays near the ratio P:D.
+
+    p <= max(1, now)  or  p D - d P <= max(D - 1, max(P, D) / 2)          and the same with the roles exchanged
+    """
+    for mine, other in ((0, 1), (1, 0)):
+        many, few = wanted.replicas[mine], wanted.replicas[other]
+        slack = max(few - 1, max(many, few) / 2)
+        grows = program.variable(1)
+        program.row({pair[mine]: 1.0, grows: -float(many)}, max(1, now[mine]))
+        program.row({pair[mine]: float(few), pair[other]: -float(many), grows: float(many * few)}, slack + many * few)
 
 
 def _fits(program: _Program, pods: Sequence[tuple[int, int]], free: Sequence[int]) -> None:

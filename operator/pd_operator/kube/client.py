@@ -202,10 +202,10 @@ class KubeClient:
         *,
         fields: str = "",
         accept: str = JSON,
-        limit: int = PAGE,
+        limit: int = 0,
     ) -> bytes:
         """One page of a list as raw JSON; `token` is the previous page's `metadata.continue`, `fields` a field selector."""
-        query = [("limit", str(limit))]
+        query = [("limit", str(limit or PAGE))]
         if selector:
             query.append(("labelSelector", selector))
         if fields:

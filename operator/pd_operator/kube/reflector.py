@@ -28,7 +28,7 @@ from typing import Generic, TypeVar
 
 import aiohttp
 
-from pd_operator.kube.client import PAGE, KubeClient
+from pd_operator.kube.client import KubeClient
 from pd_operator.kube.errors import ApiError, Forbidden, Gone, NotFound, from_status
 from pd_operator.kube.facts import error_of
 from pd_operator.kube.kinds import KINDS
@@ -77,7 +77,7 @@ class Reflector(Generic[T]):
         fields: a field selector.
         name: what the stream is called; `Kind` or `Kind/namespace` by default.
         on_absent: called with why when an optional kind turns out to be absent, and with "" when it is there again.
-        limit: objects in a page of a list.
+        limit: objects in a page of a list; 0 = as many as any list has.
 
     Attributes:
         synced: set after the first complete list, or when an optional kind was found absent.
@@ -98,7 +98,7 @@ class Reflector(Generic[T]):
         name: str = "",
         timing: Timing | None = None,
         on_absent: Callable[[str], None] = lambda why: None,
-        limit: int = PAGE,
+        limit: int = 0,
     ) -> None:
         self.kind = kind
         self.namespace = namespace

@@ -7,24 +7,20 @@ are each broken in a way that no status code shows.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from cluster.handle import Cluster
-from demo import stack
 from served import Served
+from served.watched import NAMED, Object, asking, fast
 from traffic import Load
-from traffic.load import connections
 
+__all__ = ["fast"]  # a fixture
 SOAK = float(os.environ.get("PDD_SOAK_MINUTES", "2"))
 pytestmark = pytest.mark.timeout(900 + 60 * SOAK)
-TICK = 5  # seconds
-NAMED = 240.0  # seconds until a cause has its name, on a machine with much other work
 ONE = {"router": {"replicas": 1}, "verification": "Required"}
 SPECS: dict[str, dict[str, Any]] = {
     "calm": {**ONE, "prefill": {"replicas": 2}, "decode": {"replicas": 2}, "router": {"replicas": 2}},
@@ -35,68 +31,6 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 
 DISTURBANCES = ("decode pod deleted", "prefill engine crashes", "prefill scaled up", "prefill scaled down", "prefill pod deleted")
-
-
-@pytest.fixture(scope="module")
-def fast(install: Cluster) -> Iterator[Cluster]:
-    """The operator with a tick of 5 s; the other tests get it back as it was."""
-    _upgrade(install, f"signals.tickSeconds={TICK}")
-    yield install
-    _upgrade(install, "signals.tickSeconds=15")
-
-
-def _upgrade(cluster: Cluster, setting: str) -> None:
-    arguments = ["upgrade", "pd-operator", str(stack.CHART), "--namespace", stack.INSTALL_NAMESPACE, "--reuse-values"]
-    done = stack.helm(cluster, *arguments, "--set", setting, "--wait", "--timeout", "120s")
-    assert done.returncode == 0, done.stderr
-
-
-class Object(Served):
-    """One object of the test."""
-
-    def fault(self, role: str, **fault: Any) -> None:
-        """Set a fault of the stand-in on every pod of a role."""
-        for pod in self.pods(role):
-            url = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}:8000/proxy/standin/fault"
-            self.cluster.kubectl("create", "--raw", url, "-f", "-", stdin=json.dumps(fault))
-
-    def degraded(self) -> tuple[str, str, str]:
-        """Status, reason and message."""
-        found = self.condition("Degraded")
-        return found.get("status", ""), found.get("reason", ""), found.get("message", "")
-
-    def named(self, reason: str, limit: float = NAMED) -> str:
-        """Wait for Degraded with this reason; its message."""
-        self.until(f"{self.name}: Degraded {reason}", lambda: self.degraded()[1] == reason, limit)
-        return self.degraded()[2]
-
-    def verified(self) -> list[int]:
-        """verifiedReplicas of both roles."""
-        return [role["verifiedReplicas"] for role in self.object()["status"]["roles"]]
-
-    def accusations(self) -> list[str]:
-        """Events that say Degraded=True."""
-        events = self.cluster.json("get", "events.events.k8s.io", "-n", self.namespace)["items"]
-        mine = (e for e in events if e.get("regarding", {}).get("name") == self.name)
-        return [e["note"] for e in mine if "Degraded=True" in e.get("note", "")]
-
-
-@asynccontextmanager
-async def asking(loads: dict[str, Load]) -> AsyncIterator[None]:
-    """Two requests a second to each object until the body ends."""
-    stop = asyncio.Event()
-
-    async def ask(load: Load) -> None:
-        async with connections() as session:
-            while not stop.is_set():
-                await asyncio.gather(load.one(session, stream=True), asyncio.sleep(0.5))
-
-    tasks = [asyncio.create_task(ask(load)) for load in loads.values()]
-    try:
-        yield
-    finally:
-        stop.set()
-        await asyncio.gather(*tasks)
 
 
 async def disturb(calm: Object, minutes: float) -> list[str]:
@@ -124,16 +58,6 @@ async def disturb(calm: Object, minutes: float) -> list[str]:
     return done
 
 
-async def kill_server(cache: Object, name: str, stop: asyncio.Event) -> None:
-    """End a pod's LMCache server whenever it runs."""
-    while not stop.is_set():
-        await asyncio.to_thread(
-            cache.cluster.kubectl, "exec", name, "-n", cache.namespace, "-c", "lmcache", "--", "python3", "-c",
-            "import os; os.kill(1, 15)", check=False,
-        )  # fmt: skip
-        await asyncio.sleep(0.5)
-
-
 async def test_each_cause_has_its_name_and_ordinary_life_has_none(fast: Cluster, served: Served) -> None:
     objects = {name: Object(fast, served.namespace, name) for name in SPECS}
     for name, one in objects.items():
@@ -154,7 +78,7 @@ async def test_each_cause_has_its_name_and_ordinary_life_has_none(fast: Cluster,
         objects["lease"].fault("prefill", expire_leases=True)
         stop = asyncio.Event()
         victim = objects["cache"].pods("prefill")[0]["metadata"]["name"]
-        killing = asyncio.create_task(kill_server(objects["cache"], victim, stop))
+        killing = asyncio.create_task(objects["cache"].keep_down(victim, "lmcache", stop))
 
         told = {}
         for name, reason in REASONS.items():

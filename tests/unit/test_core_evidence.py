@@ -471,10 +471,21 @@ def test_an_hour_of_ordinary_life_accuses_nobody(seed: int) -> None:
     """Load with restarts, deletions, scale-ups, engines and servers that come back, cut transfers and clients that leave."""
     dice = random.Random(seed)
     world = World(3, 3, cache=True)
+    world.pages.append(Page("r0", "router", values={"failed": 0.0}))
+    late: dict[str, float] = {}  # chunks that are stored a tick after the lookup
+    dying: list[Page] = []
     back: list[tuple[int, Page]] = []
     quiet = 0  # three pods that go within a minute are a cause; here one goes at a time
     for n in range(240):
-        world.serve(dice.choice([0, 5, 40]))
+        requests = dice.choice([0, 5, 40])
+        world.serve(requests)
+        for cache in world.of("cache"):
+            if not cache.failure:
+                cache.add(lookups=requests, requested=256.0 * requests, hit=128.0 * requests, stored=late.pop(cache.pod, 0.0))
+                late[cache.pod] = float(requests)
+        for page in dying:
+            page.reset()
+        dying = []
         world.page("p0").add(expired=float(dice.random() < 0.02))
         due = [page for at, page in back if at <= n]
         back = [(at, page) for at, page in back if at > n]
@@ -492,6 +503,11 @@ def test_an_hour_of_ordinary_life_accuses_nobody(seed: int) -> None:
                 page.reset()
                 page.ready, page.failure, page.running = False, "never", False
                 back.append((n + dice.randint(1, 3), page))
+        if dice.random() < 0.1:  # an engine answers with errors until it ends, and is started again in its place
+            dying = [dice.choice([*world.of("prefill"), *world.of("decode")])]
+            dying[0].add(bad_answers=dice.randint(0, 20))
+        if dice.random() < 0.2:  # requests that no engine could be found for
+            world.page("r0").add(failed=dice.randint(0, 40))
         if dice.random() < 0.05:  # a container is restarted in its place
             page = dice.choice(world.of("cache"))
             page.reset()

@@ -13,12 +13,12 @@ from pd_operator.api.conditions import REASONS, Reason, Type
 TESTS = generated.ROOT / "tests"
 PAGE = generated.ROOT / "docs" / "verification.md"
 SHOWN = re.compile(r"`((?:e2e|real)/\w+\.py)(?:\[(\w+)\]|::(\w+))`")
-TABLES = {"e2e/test_verification.py": "BROKEN", "e2e/test_evidence.py": "REASONS"}
+TABLES = {"e2e/test_verification.py": "BROKEN", "e2e/test_controls.py": "CONTROLS", "e2e/test_evidence.py": "REASONS"}
 # What docs/verification.md must have a row of.
 ASKED = (
     *("connector moves nothing", "counts mode `nixl`", "annotation", "side channel", "two versions", "computes every prompt"),
-    *("after the proof", "leases end", "one role only", "answered with 500"),
-    *("wrong port", "nothing is stored", "lazy offload", "server is killed", "not registered"),
+    *("after the proof", "leases end", "midst of a handoff", "keeps what it knew", "one role only", "answered with 500"),
+    *("wrong port", "nothing is stored", "lazy offload", "server is killed", "coordinator is killed", "not registered"),
 )
 
 

@@ -195,7 +195,7 @@ def _against(item: Verdicts, seeds: int) -> tuple[str, ...]:
         _gpus(item, best.peer),
         _saving(best),
         f"{best.wins[0]} of {seeds}",
-        best.verdict + ("" if best.saving and best.saving.count < 2 else note),
+        best.verdict + ("" if best.verdict == "open" and best.saving and best.saving.count < 2 else note),
     )
 
 

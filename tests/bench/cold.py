@@ -28,7 +28,7 @@ from cluster import paths, session
 from cluster.handle import Cluster
 from cluster.kwok import FakeNodes
 from pd_operator.controller.reconcile import Reconciler
-from pd_operator.controller.watch import CHILD_KINDS
+from pd_operator.controller.watch import CHILD_KINDS, CHILDREN
 from pd_operator.core.ledger import Ledger
 from pd_operator.core.names import APPLIED_HASH, DEPLOYMENT, MANAGED_SELECTOR, WORKLOADS
 from pd_operator.core.observed import ChildFact, NodeFact, UsageFact
@@ -110,12 +110,12 @@ def _uid(what: int, number: int) -> str:
     return f"{what:08d}-0000-4000-8000-{number:012d}"
 
 
-def _pages(objects: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+def _pages(objects: Iterator[dict[str, Any]], limit: int) -> Iterator[bytes]:
     """As the server sends them."""
     items: list[dict[str, Any]] = []
     for obj in objects:
         items.append(obj)
-        if len(items) == PAGE:
+        if len(items) == limit:
             yield json.dumps({"metadata": {"resourceVersion": "1"}, "items": items}).encode()
             items = []
     if items:
@@ -186,7 +186,7 @@ def _fed(
 ) -> float:
     """CPU seconds of decoding a list and telling what it shows; making the pages is not counted."""
     spent, found = 0.0, dict[Key, T]()
-    for raw in _pages(objects):
+    for raw in _pages(objects, CHILDREN if isinstance(decoder, ChildDecoder) else PAGE):
         begin = time.process_time()
         found.update(decoder.page(raw).items)
         spent += time.process_time() - begin

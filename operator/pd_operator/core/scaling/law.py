@@ -73,4 +73,4 @@ class Law:
     latency_ticks: int = 0  # > 0: P rises by one after so many ticks of TTFT above its objective while D is not congested
 
 
-DEFAULT = Law(decode_tail=2.0)  # what is on beyond the fields' own values, which older records stand for
+DEFAULT = Law()

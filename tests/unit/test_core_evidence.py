@@ -218,7 +218,8 @@ def test_leases_that_expire_because_transfers_failed_accuse_no_prefill(ticks: in
         world.serve(0 if broken else 10)
         if broken:
             world.fall_back("d0", 10, failed=True)
-        world.page("p0").add(expired=10 if 12 <= tick < 12 + ticks else 0, **({"ended": 10, "computed": 5000} if broken else {}))
+        ended = 12 + ticks + replaced  # of the pod that is gone nobody saw the last failures
+        world.page("p0").add(expired=10 if 12 <= tick < ended else 0, **({"ended": 10, "computed": 5000} if broken else {}))
         world.tick()
     assert {reason for _, reasons in world.turned for reason in reasons} <= {"ReplicaNotTransferring"}, world.turned
     assert world.reasons() == []

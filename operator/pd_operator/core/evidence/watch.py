@@ -151,6 +151,10 @@ def _slice(name: str, known: SliceRecord, mine: Sequence[Track], record: Record,
         elif track.last.side == "decode":
             moved += grown.get("transfers", 0.0)
             failed += grown.get("failed_transfers", 0.0)
+    # Of a pod that is gone the last page was not seen: as many failures again as between the two before it.
+    here = {(track.last.uid, track.last.side) for track in mine}
+    gone = [t for key, t in record.tracks.items() if key not in here and t.last.slice == name and t.last.side == "decode"]
+    failed += sum(track.steps[-1].grown.get("failed_transfers", 0.0) for track in gone if track.steps)
     lost = {role: known.lost_since.get(role, now) for role in ROLES if ready.get(role, 0) == 0}
     alone = None
     if coordinated is False and known.coordinated:

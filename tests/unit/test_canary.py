@@ -21,7 +21,7 @@ from pd_operator.core.canary_case import DEADLINE, MOST_REQUESTS, REQUESTS, VARI
 from pd_operator.core.proof import Evidence
 from pd_operator.upstream import canary_counters
 from pd_operator.upstream.signals_table import Kind, Series
-from standin.local import NAME, Local, Running, free_port, handoff, with_cache
+from standin.local import NAME, Local, Running, free_port, handoff, until, with_cache
 
 pytestmark = pytest.mark.timeout(120)
 CHUNK = 64
@@ -287,12 +287,14 @@ def test_a_server_that_nobody_stores_in_is_named(pair: Pair, local: Local) -> No
 def test_servers_that_do_not_see_each_other_are_named(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "PEERS", 2.0)
     coordinator = local.coordinator("--instance-timeout", "1", "--health-check-interval", "0.2")
-    group = pair_of(local, caches=tuple(local.member(coordinator, name) for name in ("p", "d")))
+    members = [local.member(coordinator, name) for name in ("p", "d")]
+    group = pair_of(local, caches=tuple(members))
     found = seen(group, p2p=True)
     verdict = proof.judge_offload(found)
     assert verdict.proven is True and found.cache.borrowed > 0 and "found on another server" in verdict.sentence
     coordinator.signal(signal.SIGKILL)
     coordinator.wait()
+    until(lambda: all(m.client.json("GET", "/status")["p2p_state"] != "registered" for m in members), "a heartbeat that fails")
     found = seen(group, p2p=True)
     assert proof.judge_handoff(found).proven is True
     verdict = proof.judge_offload(found)

@@ -15,7 +15,7 @@ from pd_operator.core.names import Role
 from pd_operator.core.observed import LOST_AFTER, ContainerFact, PodFact
 from pd_operator.core.pool_status import state_of
 from pd_operator.core.scaled import LeadTime, Missing, lead_text, lead_time, read_lead, replicas_of, restore, start_time
-from pd_operator.core.scaling.learned import DecodeLearned, Gate, Learned, Memory, PrefillLearned
+from pd_operator.core.scaling.learned import DecodeLearned, Gate, Learned, Memory, PrefillLearned, Rate
 from pd_operator.core.scaling.readings import Replicas
 
 REV = revision_of()
@@ -132,7 +132,9 @@ def test_what_is_no_lead_time(text: str) -> None:
 BUSY = replace(
     learned(1000.0, Memory(((990.0, 3),), 950.0), Memory(((900.0, 5),))),
     decode=DecodeLearned(
-        1000.0, 250_000.0, 40.0, 300.0, 10.0, 970.0, (Gate("s", True, 1, 10.0), Gate("t")), Memory(((900.0, 5),), 940.0)
+        *(1000.0, 250_000.0, 40.0, 300.0, 10.0, Rate(150.0, 100.0), 970.0),
+        gates=(Gate("s", True, 1, 10.0), Gate("t")),
+        memory=Memory(((900.0, 5),), 940.0),
     ),
 )
 

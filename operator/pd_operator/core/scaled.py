@@ -161,5 +161,5 @@ def _without_past(learned: Learned) -> Learned:
     return Learned(
         None,
         replace(p, memory=Memory(), queue=None, prompt_rate=None, request_rate=None, ready=0, late=0),
-        replace(d, memory=Memory(), starts=None, stuck_since=None, gates=gates),
+        replace(d, memory=Memory(), starts=None, running=None, stuck_since=None, gates=gates),
     )

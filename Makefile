@@ -26,8 +26,9 @@ setup: venv packages ## Install what is missing: the virtual environment, then D
 tools: packages ## Build the test cluster's tools into the cache (minutes, the first time only).
 	@$(PY) -m cluster build
 
-images: packages ## The same, and the images of the nodes' tests.
+images: packages ## The same, the images of the nodes' tests, and the load generator.
 	@$(PY) -m cluster build base router standin real operator
+	@$(PY) -m loadgen >/dev/null
 
 runtime: packages ## The same for the real engines: vLLM on CPU, LMCache, NIXL, a tiny model.
 	@$(PY) -m real build >/dev/null

@@ -24,13 +24,18 @@ START_LIMIT_S = 20.0
 
 
 class Prometheus:
-    """As a context. `past` is text in OpenMetrics format with time stamps (seconds); `configuration` is that of the next start."""
+    """As a context. `past` is text in OpenMetrics format with time stamps (seconds); `configuration` is that of the next start.
 
-    def __init__(self, configuration: Mapping[str, Any], past: str = "", arguments: Sequence[str] = ()) -> None:
+    `host` is the address that it listens on: that of a node's bridge where pods are to reach it.
+    """
+
+    def __init__(
+        self, configuration: Mapping[str, Any], past: str = "", arguments: Sequence[str] = (), host: str = "127.0.0.1"
+    ) -> None:
         self.configuration = configuration
         self._past = past
         self._arguments = arguments
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://{host}:{free_port()}"
 
     def __enter__(self) -> Prometheus:
         self._folder = tempfile.TemporaryDirectory()

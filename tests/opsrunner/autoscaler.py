@@ -22,6 +22,7 @@ from pd_operator.core.placement.capacity import HOSTNAME, NodeCapacity
 from pd_operator.core.placement.requests import pod_shape
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+SCHEDULER = 30.0  # seconds in which it uses the new nodes
 BOOT = 1.0  # seconds from the decision to the Node object
 
 
@@ -108,12 +109,19 @@ class Autoscaler(Repeating):
         self.pause(self.not_ready)
         names = {self.pool.known(self.api.create(node)) for node in nodes}
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not self.pool.ready_nodes() >= names:
-            self.pause()
+        while time.monotonic() < deadline and not self.pool.ready_nodes() >= names and not self.pause():
+            pass
         for node in nodes:
             self.api.delete("Node", None, _booting(node)["metadata"]["name"])
         self.made += sorted(names)
-        self.pause(1.0)  # the scheduler looks first
+        # On a busy machine the scheduler takes its time, and what waits for it alone needs no further node.
+        deadline = time.monotonic() + SCHEDULER
+        while time.monotonic() < deadline and not names <= self._used() and not self.pause():
+            pass
+
+    def _used(self) -> set[str]:
+        """Nodes that have a pod of ours."""
+        return {pod["spec"].get("nodeName", "") for pod in self.api.list("Pod", self.pool.namespace)}
 
 
 def _booting(node: Object) -> Object:

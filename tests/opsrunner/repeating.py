@@ -32,13 +32,13 @@ class Repeating:
         """One look at the cluster, and what follows from it."""
         raise NotImplementedError
 
-    def pause(self, seconds: float = INTERVAL) -> None:
-        """Wait, less when the test ends."""
-        self._stop.wait(seconds)
+    def pause(self, seconds: float = INTERVAL) -> bool:
+        """Wait, less when the test ends; whether it does."""
+        return self._stop.wait(seconds)
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(INTERVAL):
+            while not self.pause():
                 self.look()
         except (requests.RequestException, Refused) as error:
             self._failed = f"{type(self).__name__}: {error}"

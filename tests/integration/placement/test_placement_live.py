@@ -133,6 +133,23 @@ def test_two_in_the_same_second_and_room_for_one(nodes: Pool, api: Api, space: s
     assert [len(where) for where in nodes.places(loser).values()] == [2]
 
 
+def test_a_leader_that_dies_between_two_plans(nodes: Pool, plane: Cluster, api: Api, space: str, operator: Operator) -> None:
+    """Nothing is bound yet: what the first was promised is known to the next leader from its workloads alone."""
+    nodes.add("n", 2, per_domain=2, gpus=1)
+    with watched(api, space) as seen:
+        with stopped_scheduler(plane):
+            nodes.pdd("first")
+            waits.until("a plan", lambda: f'"domain":"{nodes.node("n-d0")}"' in _sites(api, space, "first"))
+            operator.kill()
+            nodes.pdd("second")
+            operator.start()
+            nodes.placed("second", "False", "NoCapacity")
+        nodes.ready("first")
+        nodes.placed("second", "False", "NoCapacity")
+        assert (nodes.places("second"), nodes.crossings(seen)) == ({}, {})
+    assert [len(where) for where in nodes.places("first").values()] == [2]
+
+
 def test_a_foreign_pod_takes_the_gpu_first(nodes: Pool, plane: Cluster, api: Api, space: str) -> None:
     """The slice was planned in d0 and finds it taken: it goes to d1 whole, at once and without the wedge rule."""
     nodes.add("n", 4, per_domain=2, gpus=1)

@@ -40,6 +40,7 @@ def counters(pair: local.Stack) -> dict[str, float]:
             found[f"{role} {name}"] = shapes.total(page, f"vllm:{name}")
         for source in ("local_compute", "local_cache_hit", "external_kv_transfer"):
             found[f"{role} {source}"] = shapes.total(page, "vllm:prompt_tokens_by_source_total", source=source)
+        found[f"{role} computed, by request"] = shapes.total(page, "vllm:request_prefill_kv_computed_tokens_sum")
         found[f"{role} ended by length"] = shapes.total(page, "vllm:request_success_total", finished_reason="length")
     for engine in (pair.prefill, pair.decode):
         client = conformance.Client(engine.lmcache)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +14,10 @@ import pytest
 from cluster import images
 from cluster.handle import Cluster
 from demo import stack
+from real.harm import killed
 from served import Served
 from served.fixtures import clear, install
+from served.watched import NAMED, Object, asking
 from traffic.load import connections
 
 __all__ = ["install"]  # a fixture
@@ -23,9 +27,11 @@ CHUNK = 64  # tokens; docs/examples/chat-vllm-cpu.yaml
 BLOCK = 32
 TOKENS = 48
 READY_LIMIT_S = 900.0
+ANNOTATION = "smg.ai/kv-connector"
 RECEIVED = 'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}'
 LOCAL = 'vllm:prompt_tokens_by_source_total{source="local_compute"}'
 BYTES = "vllm:nixl_bytes_transferred_sum"
+COUNT = "vllm:nixl_bytes_transferred_count"
 PROMPTS = (
     "prefill decode cache block token router engine server request stream answer system " * 12,
     "the quick brown fox jumps over the lazy dog kubernetes pod node service volume probe " * 12,
@@ -51,6 +57,7 @@ def _example(**changes: Any) -> dict[str, Any]:
     document["spec"]["engine"]["image"] = images.REAL.name
     document["spec"]["lmcache"]["image"] = images.REAL.name
     document["spec"]["verification"] = "Required"
+    document["spec"]["engine"]["env"].append({"name": "VLLM_SERVER_DEV_MODE", "value": "1"})  # the canary may drop prefill's cache
     for path, value in changes.items():
         target = document["spec"]
         *parents, last = path.split("__")
@@ -143,6 +150,7 @@ def test_the_canary_proved_the_pair_before_it_served(real_served: Served) -> Non
     assert proof["canary"] == slice_["canary"]["number"] and slice_["canary"]["failures"] == 0
     assert "answers equal those of one engine alone" in proof["handoff"] and " 0 bytes" not in proof["handoff"]
     assert "chunks stored" in proof["offload"]
+    assert re.search(r"; [1-9]\d* tokens came back from it", proof["offload"]), "LMCache gave back what it had stored"
     for type_ in ("HandoffVerified", "OffloadVerified"):
         condition = real_served.condition(type_)
         assert (condition["status"], condition["reason"]) == ("True", "Verified"), condition
@@ -150,6 +158,44 @@ def test_the_canary_proved_the_pair_before_it_served(real_served: Served) -> Non
 
 async def test_answers_through_smg_are_those_of_one_engine(real_served: Served, unified: str) -> None:
     await _check_answers(real_served, unified, "smg")
+
+
+async def test_an_annotation_that_is_gone_is_named_and_taken_back(real_served: Served) -> None:
+    """Real vLLM behind smg answers 200, and decode computes every prompt: only counters show it."""
+    chat = Object(real_served.cluster, real_served.namespace)
+    (pod,) = chat.pods("prefill")
+    load = chat.load(tokens=4)
+    async with asking({"chat": load}):
+        await asyncio.to_thread(chat.until, "verified replicas", lambda: chat.verified() == [1, 1], NAMED)
+        moved = chat.total("decode", COUNT)
+        await asyncio.to_thread(chat.until, "handoffs of a minute", lambda: chat.total("decode", COUNT) >= moved + 90, NAMED)
+        assert chat.degraded()[:2] == ("False", "AsExpected") and not chat.accusations(), "ordinary load accuses nobody"
+        chat.cluster.kubectl("annotate", "pod", pod["metadata"]["name"], "-n", chat.namespace, f"{ANNOTATION}-")
+        told = await asyncio.to_thread(chat.named, "SilentFallback")
+        print(f"\n{told}")
+        assert "Next: " in told and ANNOTATION in told
+        found = chat.condition("HandoffVerified")
+        assert (found["status"], found["reason"]) == ("False", "SilentFallback"), found
+        assert chat.condition("Ready")["reason"] == "SilentFallback"
+        assert chat.object()["status"]["handoff"]["fallbackRequests"] >= 5
+        chat.cluster.kubectl("annotate", "pod", pod["metadata"]["name"], "-n", chat.namespace, f"{ANNOTATION}=NixlConnector")
+        await asyncio.to_thread(chat.named, "AsExpected", NAMED)
+        await asyncio.to_thread(chat.ready, NAMED)
+    assert not load.failed, load.summary()
+    assert chat.condition("HandoffVerified")["status"] == "True"
+
+
+async def test_an_lmcache_server_that_stays_down_is_named(real_served: Served) -> None:
+    """Real vLLM lives on without its server, and the pod is not ready."""
+    chat = Object(real_served.cluster, real_served.namespace)
+    (pod,) = chat.pods("prefill")
+    async with killed(pod["metadata"]["name"], "lmcache"):
+        told = await asyncio.to_thread(chat.until, "CacheDown", lambda: _findings(chat).get("CacheDown"), NAMED)
+    print(f"\n{told}")
+    assert pod["metadata"]["name"] in told and "does not answer" in told and "Next: " in told
+    assert chat.degraded()[1] in ("CacheDown", "PairLost"), "its pod is not ready, and there is no other prefill"
+    await asyncio.to_thread(chat.named, "AsExpected", READY_LIMIT_S)  # the kubelet waits longer from start to start
+    await asyncio.to_thread(chat.ready, NAMED)
 
 
 async def test_answers_through_vllm_router_are_those_of_one_engine(real_served: Served, unified: str) -> None:
@@ -168,7 +214,10 @@ async def test_answers_through_vllm_router_are_those_of_one_engine(real_served: 
 
 
 def test_servers_of_one_slice_find_each_other_with_p2p(real_served: Served) -> None:
-    real_served.cluster.apply(_example(lmcache__p2p={"enabled": True}), namespace=real_served.namespace)
+    # Else NIXL's progress thread in each LMCache server takes a whole core.
+    slow = {"spec": {"initContainers": [{"name": "lmcache", "env": [{"name": "NIXL_PTHR_DELAY_US", "value": "1000"}]}]}}
+    example = _example(lmcache__p2p={"enabled": True}, prefill__template=slow, decode__template=slow)
+    real_served.cluster.apply(example, namespace=real_served.namespace)
     real_served.until(
         "the new slice alone", lambda: len(real_served.object()["status"].get("slices", [])) == 1 and _p2p(real_served), 900
     )
@@ -178,6 +227,11 @@ def test_servers_of_one_slice_find_each_other_with_p2p(real_served: Served) -> N
             f"{role} registered", lambda r=role: (s := _status(real_served, r))["p2p_state"] == "registered" and s, 60
         )
         assert status["p2p_peer_count"] == 1, status
+
+
+def _findings(served: Served) -> dict[str, str]:
+    found = served.object()["status"].get("handoff", {}).get("findings", [])
+    return {one["reason"]: one["message"] for one in found}
 
 
 def _routers(served: Served) -> set[str]:

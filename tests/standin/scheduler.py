@@ -262,7 +262,8 @@ class Scheduler:
             if block.seed is None and block.raw is None:
                 self._pool.fill(block, key)
         sequence.generation_state = model.state_of(self._pool.digest(block) for block in blocks)
-        self._metrics.count_prompt(len(sequence.prompt), sequence.local_hit, sequence.external_hit)
+        said = sequence.params.get("remote_prefill_cached_tokens") if sequence.params.get("do_remote_prefill") else None
+        self._metrics.count_prompt(len(sequence.prompt), sequence.local_hit, sequence.external_hit, said)
 
     def _draw(self, sequence: Sequence, now: float) -> None:
         token, finish, stop, text = sequence.next_output()

@@ -19,7 +19,7 @@ START: dict[str, dict[str, float]] = {
     ),
     "decode": dict.fromkeys(
         (
-            *("computed", "received", "transfers", "transferred_bytes", "failed_transfers", "prompts", "handed", "ended"),
+            *("computed", "received", "transfers", "transferred_bytes", "failed_transfers", "prompts", "ended"),
             *("rejected", "good_answers", "bad_answers", "running", "fetching", "first_tokens"),
         ),
         0.0,
@@ -91,7 +91,7 @@ class World:
         for d in took:
             n = requests / len(took)
             d.add(
-                received=500 * n, transfers=n, transferred_bytes=65536 * n, prompts=n, handed=n, ended=n, good_answers=n,
+                received=500 * n, transfers=n, transferred_bytes=65536 * n, prompts=n, ended=n, good_answers=n,
                 first_tokens=n,
             )  # fmt: skip
 

@@ -157,11 +157,12 @@ def test_status_tells_it_anew_when_it_moved_and_not_each_tick() -> None:
 def test_each_way_to_end_is_a_number_of_its_own() -> None:
     pages = Pages()
     pages.values["router"] = dict.fromkeys(("offered", "rejected", "timed_out", "unavailable", "failed", "not_handed"), 0.0)
-    pages.values["decode"] |= dict.fromkeys(("ended", "errors", "cancelled", "handed"), 0.0)
+    pages.values["decode"] |= dict.fromkeys(("ended", "errors", "cancelled", "computed", "received"), 0.0)
     pages.tick()
     for number, name in enumerate(("rejected", "timed_out", "unavailable", "failed", "not_handed"), start=1):
         pages.values["router"][name] += number
-    pages.values["decode"] |= {"ended": 50.0, "errors": 6.0, "cancelled": 7.0, "prompts": 20.0, "handed": 12.0}
+    pages.values["decode"] |= {"ended": 50.0, "errors": 6.0, "cancelled": 7.0, "prompts": 20.0}
+    pages.values["decode"] |= {"computed": 800.0, "received": 1200.0}
     pages.tick()
     assert pages.evidence.outcomes == {
         ("router", "rejected"): 1, ("router", "timed_out"): 2, ("router", "unavailable"): 3, ("router", "failed"): 4,

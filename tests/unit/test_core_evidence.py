@@ -225,10 +225,12 @@ def test_leases_that_expire_because_transfers_failed_accuse_no_prefill(ticks: in
     assert world.reasons() == []
 
 
-@pytest.mark.parametrize("series", ["prompts", "handed", "transfers", "failed_transfers", "expired", "bad_answers", "fetching"])
+@pytest.mark.parametrize(
+    "series", ["prompts", "computed", "received", "transfers", "failed_transfers", "expired", "bad_answers", "fetching"]
+)
 def test_what_is_not_known_neither_accuses_nor_clears_nor_proves(series: str) -> None:
-    accuses = {"prompts": silent, "handed": silent, "transfers": failing, "failed_transfers": failing,
-               "expired": expiring, "bad_answers": errors, "fetching": stuck}[series]  # fmt: skip
+    accuses = {"prompts": silent, "computed": silent, "received": silent, "transfers": failing,
+               "failed_transfers": failing, "expired": expiring, "bad_answers": errors, "fetching": stuck}[series]  # fmt: skip
     world = World()
     for page in world.pages:
         page.absent = frozenset({series})

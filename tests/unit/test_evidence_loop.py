@@ -40,7 +40,7 @@ class World:
         self.enqueued: list[Key] = []
         self.values = {
             "prefill": {"ended": 0.0},
-            "decode": dict.fromkeys(("transfers", "failed_transfers", "prompts", "handed"), 0.0),
+            "decode": dict.fromkeys(("transfers", "failed_transfers", "prompts", "computed", "received"), 0.0),
         }
         for one in self.snapshot.pods:
             self.stores.pods.put("pods", (one.namespace, one.name), one)
@@ -93,8 +93,8 @@ def ips(world: World) -> World:
     return world
 
 
-GOOD = {"transfers": 4.0, "prompts": 4.0, "handed": 4.0}
-ALONE = {"prompts": 4.0}
+GOOD = {"transfers": 4.0, "prompts": 4.0, "received": 400.0}
+ALONE = {"prompts": 4.0, "computed": 400.0}
 
 
 def test_a_static_object_is_looked_at_and_told() -> None:

@@ -13,9 +13,6 @@ from pd_operator.upstream.signals_table import How, Kind, Quality, Quantity, Row
 
 FETCH_STAGES: Final = Version("0.32.0")  # vllm:num_requests_kv_fetch_by_stage came with it; absent in 0.31.0
 LATE_READS: Final = Version("0.32.0")  # vllm:nixl_num_notifications_after_expiry came with it
-# A request of which decode computed more prompt tokens than this was not handed over. Less is no fallback: for Mamba and
-# multi-token prediction decode computes the last tokens again (nixl/base_scheduler.py, _prefill_backoff).
-FALLBACK_TOKENS: Final = 10
 
 # Paths whose answers are generated.
 PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
@@ -52,12 +49,6 @@ SERIES: Final = {
     "failed_transfers": Series(Kind.COUNTER, ("vllm:nixl_num_failed_transfers_total",)),
     "expired": Series(Kind.COUNTER, ("vllm:nixl_num_kv_expired_reqs_total",)),
     "read_late": Series(Kind.COUNTER, ("vllm:nixl_num_notifications_after_expiry_total",)),
-    "computed_requests": Series(Kind.COUNTER, ("vllm:request_prefill_kv_computed_tokens_count",)),
-    "handed_requests": Series(
-        Kind.COUNTER,
-        ("vllm:request_prefill_kv_computed_tokens_bucket",),
-        {"le": (f"{FALLBACK_TOKENS}.0", f"{FALLBACK_TOKENS}")},
-    ),
     "ended": Series(
         Kind.COUNTER, ("vllm:request_success_total",), {"finished_reason": ("stop", "length", "repetition")}, optional=True
     ),
@@ -104,8 +95,7 @@ EVIDENCE: Final[tuple[Quantity, ...]] = (
     Quantity("failed_transfers", How.TOTAL, "failed_transfers", "decode"),
     Quantity("expired", How.TOTAL, "expired", "prefill"),
     Quantity("read_late", How.TOTAL, "read_late", "prefill"),
-    Quantity("prompts", How.TOTAL, "computed_requests"),
-    Quantity("handed", How.TOTAL, "handed_requests", "decode"),
+    Quantity("prompts", How.TOTAL, "first_tokens"),
     Quantity("ended", How.TOTAL, "ended"),
     Quantity("errors", How.TOTAL, "engine_errors"),
     Quantity("cancelled", How.TOTAL, "aborted", "decode"),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pd_operator.core.evidence.counters import Track, grown_buckets
+from pd_operator.core.evidence.counters import Track, fallbacks, grown_buckets
 
 WINDOW: Final = 300.0  # seconds
 FEWEST: Final = 5  # requests; fewer say nothing
@@ -155,8 +155,9 @@ def outcomes(before: Mapping[tuple[str, str], float], came: Point) -> dict[tuple
     """Requests by who counted them and how they ended, since this process first looked."""
     found = dict(before)
     sums = dict(came.sums)
-    if ("decode", "prompts") in sums and ("decode", "handed") in sums:
-        sums["decode", "fallbacks"] = max(0.0, sums["decode", "prompts"] - sums["decode", "handed"])
+    alone = fallbacks({name: value for (side, name), value in sums.items() if side == "decode"})
+    if alone is not None:
+        sums["decode", "fallbacks"] = alone
     for key, value in sums.items():
         if key in OUTCOMES:
             name = OUTCOMES[key]

@@ -11,6 +11,9 @@ WINDOW: Final = 120.0  # seconds that the rules look at: eight ticks
 LEAST: Final = 4  # steps that are kept though they are older: with a Prometheus one a minute comes
 GAP: Final = 31.0  # seconds between two signs of one thing: one good step of 15 s may lie between them
 GAUGES: Final = frozenset({"running", "fetching"})
+# Prompt tokens a request that are no fallback: for Mamba and multi-token prediction decode computes the last ones of what it
+# received again (vLLM, nixl/base_scheduler.py, _prefill_backoff).
+BACKOFF: Final = 10.0
 Grown = Mapping[str, float]
 
 
@@ -37,6 +40,19 @@ class Counters:
     created: float = 0.0  # of the pod, seconds since 1970
 
 
+def fallbacks(grown: Grown) -> float | None:
+    """Requests whose prompt decode computed itself, never counted as transfers: its prompts, in the share that the computed tokens
+    have of those computed and received. Prompts that lie in its own cache are neither.
+
+    No histogram a request says it: in that of the computed tokens decode shows what *prefill* computed, since vLLM 0.32 passes
+    that on (v1/engine/output_processor.py, remote_prefill_cached_tokens; seen on 0.32.0).
+    """
+    prompts, computed, received = (grown.get(name) for name in ("prompts", "computed", "received"))
+    if prompts is None or computed is None or received is None:
+        return None
+    return prompts * computed / (computed + received) if computed > BACKOFF * prompts else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """How far the counters moved from one page to the next, and what the gauges said at its end."""
@@ -58,6 +74,11 @@ class Track:
     def total(self, name: str, since: float = 0.0) -> float | None:
         """How far a counter moved in the steps after `since`; None when any of them does not know, or there is none."""
         mine = [step.grown.get(name) for step in self.steps if step.time > since]
+        return None if not mine or None in mine else sum(value for value in mine if value is not None)
+
+    def fallbacks(self, since: float = 0.0) -> float | None:
+        """Requests whose prompt this decode replica computed itself in the steps after `since`; None as for `total`."""
+        mine = [fallbacks(step.grown) for step in self.steps if step.time > since]
         return None if not mine or None in mine else sum(value for value in mine if value is not None)
 
     def signs(self, test: Callable[[Grown], bool], unbroken: bool = False) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pd_operator.api.conditions import Reason
-from pd_operator.core.evidence.counters import WINDOW, Grown, Track
+from pd_operator.core.evidence.counters import WINDOW, Grown, Track, fallbacks
 from pd_operator.core.evidence.finding import OFFLOAD, Finding, clock
 from pd_operator.core.names import ROLES, Role
 
@@ -49,12 +49,6 @@ class SliceView:
     def of(self, side: str) -> list[Track]:
         """Pages of one side."""
         return [t for t in self.tracks if t.last.side == side]
-
-
-def fallbacks(grown: Grown) -> float | None:
-    """Requests whose prompt this decode replica computed itself; never counted as transfers."""
-    prompts, handed = grown.get("prompts"), grown.get("handed")
-    return None if prompts is None or handed is None else max(0.0, prompts - handed)
 
 
 def judge(view: SliceView, standing: Sequence[Finding], now: float) -> Iterator[Finding]:
@@ -98,10 +92,9 @@ def _decode(view: SliceView, now: float) -> Iterator[Finding]:
         if not _holds(when, track) or _mended(track.steps[-1].grown):
             continue
         since = when[0] - 1.0
-        prompts, handed = track.total("prompts", since), track.total("handed", since)
-        if prompts is None or handed is None:
+        prompts, alone = track.total("prompts", since), track.fallbacks(since)
+        if prompts is None or alone is None:
             continue
-        alone = prompts - handed
         if alone >= SOME and alone >= SHARE * prompts and (track.total("failed_transfers", since) or 0.0) < alone / 2:
             silent.append((track, alone, prompts, when[0]))
     idle = len(silent) == 1 and silent[0][0].total("transfers", silent[0][3] - 1.0) == 0
@@ -282,8 +275,9 @@ def _calm(track: Track, now: float) -> bool:
 def _works(tracks: Sequence[Track], now: float) -> bool:
     """Whether transfers ended in the last `HOLD` seconds, none failed, and nearly no prompt was computed on decode."""
     since = now - HOLD
-    sums = [[t.total(name, since) for t in tracks] for name in ("transfers", "failed_transfers", "prompts", "handed")]
+    sums = [[t.total(name, since) for t in tracks] for name in ("transfers", "failed_transfers", "prompts")]
+    sums.append([t.fallbacks(since) for t in tracks])
     if any(value is None for values in sums for value in values):
         return False
-    moved, failed, prompts, handed = (sum(v or 0.0 for v in values) for values in sums)
-    return moved > 0 and failed == 0 and prompts - handed <= HEALTHY * prompts
+    moved, failed, prompts, alone = (sum(v or 0.0 for v in values) for values in sums)
+    return moved > 0 and failed == 0 and alone <= HEALTHY * prompts

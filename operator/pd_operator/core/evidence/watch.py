@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from pd_operator.core.evidence import attainment
 from pd_operator.core.evidence.attainment import Attained, Objectives, Point
-from pd_operator.core.evidence.counters import WINDOW, Counters, Track, follow
+from pd_operator.core.evidence.counters import WINDOW, Counters, Track, fallbacks, follow
 from pd_operator.core.evidence.finding import HANDOFF, OFFLOAD, Finding, ordered, read, seconds_of
-from pd_operator.core.evidence.rules import PAIR_HOLD, SliceView, fallbacks, judge
+from pd_operator.core.evidence.rules import PAIR_HOLD, SliceView, judge
 from pd_operator.core.names import COORDINATOR, ROLES, Role, workload
 from pd_operator.core.scaled import DEFAULT_LEAD, LeadTime
 

@@ -98,6 +98,7 @@ def test_the_real_pair_hands_over(real: dict[str, Any]) -> None:
     chunks = PROMPT_TOKENS // local.CHUNK
     assert real["moved"] == {
         "prefill local_compute": PROMPT_TOKENS,
+        "prefill computed, by request": PROMPT_TOKENS,
         "prefill external_prefix_cache_queries_total": PROMPT_TOKENS,
         "prefill generation_tokens_total": 1,
         "prefill ended by length": 1,
@@ -108,6 +109,7 @@ def test_the_real_pair_hands_over(real: dict[str, Any]) -> None:
         "decode external_prefix_cache_queries_total": PROMPT_TOKENS,
         "decode external_prefix_cache_hits_total": PROMPT_TOKENS,
         "decode external_kv_transfer": PROMPT_TOKENS,
+        "decode computed, by request": PROMPT_TOKENS,  # by prefill: no fallback can be told from it
         "decode generation_tokens_total": ANSWER_TOKENS,
         "decode ended by length": 1,
         "decode lmcache lookups_requests_total": 1,

@@ -214,10 +214,7 @@ async def test_answers_through_vllm_router_are_those_of_one_engine(real_served: 
 
 
 def test_servers_of_one_slice_find_each_other_with_p2p(real_served: Served) -> None:
-    # Else NIXL's progress thread in each LMCache server takes a whole core.
-    slow = {"spec": {"initContainers": [{"name": "lmcache", "env": [{"name": "NIXL_PTHR_DELAY_US", "value": "1000"}]}]}}
-    example = _example(lmcache__p2p={"enabled": True}, prefill__template=slow, decode__template=slow)
-    real_served.cluster.apply(example, namespace=real_served.namespace)
+    real_served.cluster.apply(_example(lmcache__p2p={"enabled": True}), namespace=real_served.namespace)
     real_served.until(
         "the new slice alone", lambda: len(real_served.object()["status"].get("slices", [])) == 1 and _p2p(real_served), 900
     )

@@ -73,12 +73,14 @@ class Track:
 
     def total(self, name: str, since: float = 0.0) -> float | None:
         """How far a counter moved in the steps after `since`; None when any of them does not know, or there is none."""
-        mine = [step.grown.get(name) for step in self.steps if step.time > since]
-        return None if not mine or None in mine else sum(value for value in mine if value is not None)
+        return self._sum(lambda grown: grown.get(name), since)
 
     def fallbacks(self, since: float = 0.0) -> float | None:
         """Requests whose prompt this decode replica computed itself in the steps after `since`; None as for `total`."""
-        mine = [fallbacks(step.grown) for step in self.steps if step.time > since]
+        return self._sum(fallbacks, since)
+
+    def _sum(self, number: Callable[[Grown], float | None], since: float) -> float | None:
+        mine = [number(step.grown) for step in self.steps if step.time > since]
         return None if not mine or None in mine else sum(value for value in mine if value is not None)
 
     def signs(self, test: Callable[[Grown], bool], unbroken: bool = False) -> tuple[float, ...]:

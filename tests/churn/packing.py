@@ -64,10 +64,7 @@ def most_gpus(fleet: Sequence[Wanted], rooms: Rooms) -> Best:
                 value[variable] = -float(size)
                 taken[domain].append((variable, size))
         program.row(dict.fromkeys(used, 1.0), wanted.max_domains)
-    for domain, pods in taken.items():
-        _fits(program, pods, rooms[domain])
-    found, bound = program.minimise(value)
-    return Best(round(-found), int(-bound + 1e-6))
+    return _best(program, value, taken, rooms)
 
 
 def most_beside(fleet: Sequence[Wanted], running: Mapping[str, Mapping[str, Counts]], rooms: Rooms) -> Best:
@@ -91,10 +88,7 @@ def most_beside(fleet: Sequence[Wanted], running: Mapping[str, Mapping[str, Coun
                 value[variable] = -float(size)
                 taken[domain].append((new, size))
         program.row(dict.fromkeys(used, 1.0), wanted.max_domains)
-    for domain, pods in taken.items():
-        _fits(program, pods, rooms[domain])
-    found, bound = program.minimise(value)
-    return Best(round(-found), int(-bound + 1e-6))
+    return _best(program, value, taken, rooms)
 
 
 def most_effective(wanted: Wanted, running: Mapping[str, Counts], rooms: Rooms) -> int:
@@ -120,6 +114,14 @@ def most_effective(wanted: Wanted, running: Mapping[str, Counts], rooms: Rooms) 
         _fits(program, fresh, there[domain])
     program.row(dict.fromkeys(used, 1.0), wanted.max_domains)
     return round(-program.minimise(dict.fromkeys(effective, -1.0))[0])
+
+
+def _best(program: _Program, value: Mapping[int, float], taken: Mapping[str, Sequence[tuple[int, int]]], rooms: Rooms) -> Best:
+    """The least of `value`, when what each domain takes fits into its rooms."""
+    for domain, pods in taken.items():
+        _fits(program, pods, rooms[domain])
+    found, bound = program.minimise(value)
+    return Best(round(-found), int(-bound + 1e-6))
 
 
 def _slices(program: _Program, wanted: Wanted, rooms: Rooms) -> tuple[dict[str, Counts], list[int]]:

@@ -43,6 +43,13 @@ async def spec(client: KubeClient, namespace: str) -> dict[str, Any]:
     return result
 
 
+async def written(client: KubeClient, namespace: str, **fields: Any) -> None:
+    """Somebody else's write, or one of ours whose answer nobody read."""
+    found = await client.get("Lease", namespace, "pd-operator")
+    assert found is not None
+    await client.replace({**found, "spec": {**found["spec"], **fields}})
+
+
 def elector(client: KubeClient, namespace: str, name: str, timing: LeaseTiming = QUICK) -> LeaseElector:
     return LeaseElector(client, namespace, "pd-operator", name, timing=timing)
 
@@ -174,9 +181,7 @@ async def test_a_renewal_whose_answer_was_cut_off_does_not_keep_the_lease(client
     one = elector(client, namespace, "one")
     async with running(one):
         await asyncio.wait_for(one.led.wait(), 5)
-    found = await client.get("Lease", namespace, "pd-operator")
-    assert found is not None
-    await client.replace({**found, "spec": {**found["spec"], "leaseDurationSeconds": 7}})
+    await written(client, namespace, leaseDurationSeconds=7)
     await one.release()
     assert (await spec(client, namespace))["holderIdentity"] == ""
 
@@ -187,12 +192,10 @@ async def test_a_renewal_that_arrives_during_the_release_does_not_keep_the_lease
     one = elector(through, namespace, "one")
     async with running(one):
         await asyncio.wait_for(one.led.wait(), 5)
-    found = await client.get("Lease", namespace, "pd-operator")
-    assert found is not None
     late = proxy.add(Fault(method="PUT", path=LEASES, delay=0.5))
     release = asyncio.create_task(one.release())
     await until("the release is written", lambda: late.used)
-    await client.replace({**found, "spec": {**found["spec"], "leaseDurationSeconds": 7}})
+    await written(client, namespace, leaseDurationSeconds=7)
     await release
     assert (await spec(client, namespace))["holderIdentity"] == ""
 
@@ -201,9 +204,7 @@ async def test_a_lease_that_somebody_took_is_not_released(client: KubeClient, na
     one = elector(client, namespace, "one")
     async with running(one):
         await asyncio.wait_for(one.led.wait(), 5)
-    found = await client.get("Lease", namespace, "pd-operator")
-    assert found is not None
-    await client.replace({**found, "spec": {**found["spec"], "holderIdentity": "other"}})
+    await written(client, namespace, holderIdentity="other")
     await one.release()
     assert (await spec(client, namespace))["holderIdentity"] == "other"
 

@@ -359,6 +359,7 @@ def test_restart_of_the_operator() -> None:
 def test_status_is_not_written_anew_for_a_count_that_moves_little() -> None:
     first = told.handoff(Evidence(0.0, totals={"fallbacks": 100.0}, last_verified=BEGIN), {})
     assert first == {"fallbackRequests": 100, "expired": 0, "lastVerified": "2027-01-15T08:00:00Z"}
+    assert told.handoff(Evidence(0.0, totals={"fallbacks": 2.97}), {})["fallbackRequests"] == 3  # an estimate: the nearest count
     kept = told.handoff(Evidence(0.0, totals={"fallbacks": 109.0}, last_verified=BEGIN + 599), {"handoff": first})
     assert kept == first
     moved = told.handoff(Evidence(0.0, totals={"fallbacks": 111.0}, last_verified=BEGIN + 600), {"handoff": first})

@@ -87,6 +87,14 @@ def test_a_prompt_that_came_is_no_fallback_though_decode_shows_it_as_computed() 
     assert fallbacks({**values, "prompts": 6.0}) == pytest.approx(1.0, abs=0.05)
 
 
+def test_one_short_prompt_computed_on_decode_beside_longer_ones_is_a_whole_fallback() -> None:
+    metrics = engine()
+    for _ in range(9):
+        metrics.count_prompt(1000, 0, 1000, said=0)
+    metrics.count_prompt(200, 0, 0)
+    assert fallbacks({**page("decode", metrics.registry.render()).values, "prompts": 10.0}) == 1.0
+
+
 def test_numbers_that_a_version_does_not_have_are_absent_and_not_zero() -> None:
     old = page("prefill", engine(consumer=False, version=(0, 31)).registry.render(), version="0.31.0").values
     assert "read_late" not in old and old["expired"] == 0.0

@@ -42,7 +42,7 @@ class Counters:
 
 def fallbacks(grown: Grown) -> float | None:
     """Requests whose prompt decode computed itself, never counted as transfers: its prompts, in the share that the computed tokens
-    have of those computed and received. Prompts that lie in its own cache are neither.
+    have of those computed and received, and at least one when any was. Prompts that lie in its own cache are neither.
 
     No histogram a request says it: in that of the computed tokens decode shows what *prefill* computed, since vLLM 0.32 passes
     that on (v1/engine/output_processor.py, remote_prefill_cached_tokens; seen on 0.32.0).
@@ -50,7 +50,7 @@ def fallbacks(grown: Grown) -> float | None:
     prompts, computed, received = (grown.get(name) for name in ("prompts", "computed", "received"))
     if prompts is None or computed is None or received is None:
         return None
-    return prompts * computed / (computed + received) if computed > BACKOFF * prompts else 0.0
+    return max(1.0, prompts * computed / (computed + received)) if computed > BACKOFF * prompts else 0.0
 
 
 @dataclass(frozen=True, slots=True)

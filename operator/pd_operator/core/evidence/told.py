@@ -37,7 +37,7 @@ def handoff(evidence: Evidence | None, previous: Mapping[str, Any]) -> dict[str,
 
 def _counted(number: float, before: Any) -> int:
     old = before if isinstance(before, int) else None
-    return old if old is not None and old > 0 and old <= number <= old * (1 + STEP) else int(number)
+    return old if old is not None and old > 0 and old <= number <= old * (1 + STEP) else round(number)
 
 
 def attainment(evidence: Evidence | None, previous: Mapping[str, Any]) -> dict[str, Any]:

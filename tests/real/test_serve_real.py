@@ -56,6 +56,7 @@ def _example(**changes: Any) -> dict[str, Any]:
     document = stack.example(stack.ENGINES["vllm"])
     document["spec"]["engine"]["image"] = images.REAL.name
     document["spec"]["lmcache"]["image"] = images.REAL.name
+    document["spec"]["lmcache"]["p2p"] = {"enabled": True}
     document["spec"]["verification"] = "Required"
     document["spec"]["engine"]["env"].append({"name": "VLLM_SERVER_DEV_MODE", "value": "1"})  # the canary may drop prefill's cache
     for path, value in changes.items():
@@ -156,6 +157,14 @@ def test_the_canary_proved_the_pair_before_it_served(real_served: Served) -> Non
         assert (condition["status"], condition["reason"]) == ("True", "Verified"), condition
 
 
+def test_servers_of_one_slice_find_each_other_with_p2p(real_served: Served) -> None:
+    for role in ("prefill", "decode"):
+        status = real_served.until(
+            f"{role} registered", lambda r=role: (s := _status(real_served, r))["p2p_state"] == "registered" and s, 60
+        )
+        assert status["p2p_peer_count"] == 1, status
+
+
 async def test_answers_through_smg_are_those_of_one_engine(real_served: Served, unified: str) -> None:
     await _check_answers(real_served, unified, "smg")
 
@@ -213,19 +222,6 @@ async def test_answers_through_vllm_router_are_those_of_one_engine(real_served: 
     assert engines == {pod["metadata"]["uid"] for role in ("prefill", "decode") for pod in real_served.pods(role)}
 
 
-def test_servers_of_one_slice_find_each_other_with_p2p(real_served: Served) -> None:
-    real_served.cluster.apply(_example(lmcache__p2p={"enabled": True}), namespace=real_served.namespace)
-    real_served.until(
-        "the new slice alone", lambda: len(real_served.object()["status"].get("slices", [])) == 1 and _p2p(real_served), 900
-    )
-    real_served.ready(READY_LIMIT_S)
-    for role in ("prefill", "decode"):
-        status = real_served.until(
-            f"{role} registered", lambda r=role: (s := _status(real_served, r))["p2p_state"] == "registered" and s, 60
-        )
-        assert status["p2p_peer_count"] == 1, status
-
-
 def _findings(served: Served) -> dict[str, str]:
     found = served.object()["status"].get("handoff", {}).get("findings", [])
     return {one["reason"]: one["message"] for one in found}
@@ -233,11 +229,6 @@ def _findings(served: Served) -> dict[str, str]:
 
 def _routers(served: Served) -> set[str]:
     return {pod["spec"]["containers"][0]["command"][0] for pod in served.pods("router")}
-
-
-def _p2p(served: Served) -> bool:
-    pods = served.pods("prefill")
-    return bool(pods) and "--coordinator-url" in pods[0]["spec"]["initContainers"][0]["args"]
 
 
 def _status(served: Served, role: str) -> dict[str, Any]:

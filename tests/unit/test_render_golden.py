@@ -51,7 +51,13 @@ TEMPLATE = {
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             },
         ],
-        "initContainers": [{"name": "lmcache", "resources": {"limits": {"memory": "64Gi"}}}],
+        "initContainers": [
+            {
+                "name": "lmcache",
+                "resources": {"limits": {"memory": "64Gi"}},
+                "env": [{"name": "NIXL_PTHR_DELAY_US", "value": "1000"}],
+            },
+        ],
     },
 }
 

@@ -27,6 +27,7 @@ class Pod:
     slice: str = "chat-1a2b3c4d-0"
     version: str = ""
     ready: bool = True
+    since: float = 0.0  # when it became ready
     model: str = "chat-8b"
     ranks: int = 1  # series of each family, by label engine; numbers are each rank's
     running: float = 0
@@ -61,7 +62,7 @@ class Pod:
         program, version = PROGRAMS[self.side]
         uid = f"uid-{self.namespace}-{self.pod}"
         where = (self.namespace, self.deployment, self.slice, self.side, self.pod, uid)
-        return Target(*where, url or f"http://{uid}/metrics", program, self.version or version, self.ready)
+        return Target(*where, url or f"http://{uid}/metrics", program, self.version or version, self.ready, since=self.since)
 
     def labels(self) -> dict[str, str]:
         """Target labels, as a PodMonitor writes them (signals_labels)."""

@@ -39,6 +39,7 @@ def seen(
     fleet: Deployment | None = None,
     percentile: int = 95,
     step: float = 5.0,
+    patience: float = 17.5,
 ) -> Load:
     """The load of these pods, each row one scrape; `fleet` names pods that never answered as well."""
     made = {(t.namespace, t.pod): w for t, w in windows(history, step).items()}
@@ -46,7 +47,7 @@ def seen(
     groups: dict[Any, Group] = {}
     for key in {group_key(t) for t in fleet.targets}:
         members = [(t, made.get((t.namespace, t.pod)), "refused") for t in fleet.targets if group_key(t) == key]
-        groups[key] = from_windows(members, now, fleet.percentile)
+        groups[key] = from_windows(members, now, fleet.percentile, patience=patience)
     return load(fleet, groups)
 
 

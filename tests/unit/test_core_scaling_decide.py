@@ -96,6 +96,18 @@ def test_a_rollout_keeps_what_is_there() -> None:
     assert counts(tick(state, p=5, d=5)) == (4, 4)
 
 
+def test_a_replica_that_was_not_read_yet_keeps_what_is_there_and_stops_no_rise() -> None:
+    state = learned(p=long_ago(5, NOW), d=long_ago(5, NOW))
+    new = replicas(5).without(1)
+    idle = tick(state, p=5, decode=new)
+    assert (counts(idle), reasons(idle)) == ((5, 5), (Reason.HOLD, Reason.HOLD))
+    assert idle.decode.limits[0].detail == "replicas that are ready and were not read yet: 1"
+    assert counts(tick(state, p=5, decode=new, running=1200.0)) == (5, 6)
+    capped = replace(BOUNDS, max_gpus=4)
+    assert counts(tick(bounds=capped, running=900.0)) == (1, 2)  # prefill has to give one of its two to decode
+    assert counts(tick(bounds=capped, running=900.0, prefill=replicas(2).without(1))) == (2, 2)
+
+
 def test_a_congested_decode_keeps_both() -> None:
     state = congested(learned(p=long_ago(5, NOW), d=long_ago(5, NOW)))
     assert counts(tick(state, p=5, d=5)) == (5, 6)

@@ -56,6 +56,24 @@ def test_unknown_never_shrinks(past: list[Readings], tick: Readings, bounds: Bou
         assert decision.decode.reason in (Reason.SIGNALS_UNKNOWN, Reason.MAX_GPUS)
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.lists(any_readings(), max_size=3), any_readings(), any_bounds(), st.sampled_from(["prefill", "decode"]))
+def test_a_replica_that_nobody_has_read_yet_keeps_both_pools(
+    past: list[Readings], tick: Readings, bounds: Bounds, role: str
+) -> None:
+    """Also where the other role wants its GPUs, and where all that the others show is known."""
+    state = Learned()
+    for i, before in enumerate(past):
+        state = decide(before, state, bounds, NOW + 15 * i).learned
+    pool = replace(getattr(tick, role), ready=3).without(1)
+    assert (pool.ready, pool.unread) == (2, 1)
+    tick = replace(tick, **{role: pool})
+    decision = decide(tick, state, bounds, NOW + 15 * len(past))
+    if within(tick, bounds):
+        assert decision.prefill.desired >= tick.prefill.desired
+        assert decision.decode.desired >= tick.decode.desired
+
+
 @pytest.mark.parametrize("names", [PREFILL, DECODE, SIGNALS])
 def test_an_hour_without_signals_moves_nothing_and_neither_does_the_first_tick_after(names: tuple[str, ...]) -> None:
     state = learned()

@@ -54,6 +54,9 @@ def test_a_lower_priority_gives_back_one_a_minute_and_only_what_is_known() -> No
     world.tick(20)
     assert world.server.scaled == [] and condition(world, "low", "ScalingActive")[1] == "NoSeries"
     assert "demo/low (priority 0) holds 6" in condition(world, "high", "ScalingLimited", priority=5)[2]
+    world.pages.of[("demo", "low")] = replace(plenty, unread={"decode": 1})
+    world.tick(8)
+    assert world.server.scaled == []  # one of its replicas has not been read yet
     world.pages.of[("demo", "low")] = plenty
     world.tick(1)
     assert world.server.scaled == [("demo", "low-decode", 4)]

@@ -363,6 +363,19 @@ def test_what_was_learned_survives_a_restart_through_the_status_of_the_pools() -
     assert later.prefill.prompt_rate is None and later.prefill.memory.peaks == ()
 
 
+def test_an_engine_says_since_when_it_is_ready_and_is_unread_until_its_load_is_known() -> None:
+    world = World()
+    (decode,) = [p for p in world.stores.pods if p.labels.get("pdserve.dev/role") == "decode"]
+    world.stores.pods.put("pods", (decode.namespace, decode.name), replace(decode, ip="10.0.0.7", ready_since=NOW))
+    (found,) = world.roster.fleet()
+    since = {target.side: target.since for target in found.targets}
+    assert since == {**dict.fromkeys(since, 0.0), "decode": NOW.timestamp()}
+    world.pages.of = {("demo", "chat"): replace(load(), unread={"decode": 1})}
+    world.tick(1)
+    seen = parse(world.lines[-1]).readings.decode
+    assert (seen.ready, seen.starting, seen.unread) == (0, 1, 1)
+
+
 def test_lead_times_are_those_that_a_pod_had_first() -> None:
     """A pod that falters an hour later and is ready again took no hour to start."""
     world = World()

@@ -198,6 +198,44 @@ def test_a_new_pod_with_one_sample_has_no_rate_yet() -> None:
     assert seen([rows[0], [*rows[1], new], [*rows[2], new]]).prefill_rate.value == pytest.approx(2000.0)
 
 
+@pytest.mark.parametrize("samples", [0, 1])
+def test_an_engine_that_has_just_become_ready_counts_as_one_that_starts_until_it_is_read(samples: int) -> None:
+    """Its load is not known, and neither is it missed: what the others do is divided by their number."""
+    rows = busy()
+    new = Pod("decode", name="d-new", since=990.0, running=3, first_tokens={0.1: 1e6})
+    history = [*rows[:2], [*rows[2], *([new] if samples else [])]]
+    found = seen(history, fleet=deployment(*rows[2], new))
+    assert (found.running.value, found.decode_starts.value, found.unread) == (20.0, seen(rows).decode_starts.value, {"decode": 1})
+    tick = found.readings(Replicas(1, 1), Replicas(2, 2))
+    assert (tick.prefill, tick.decode) == (Replicas(1, 1), Replicas(2, 1, starting=1, unread=1))
+    read = seen([rows[0], [*rows[1], new], [*rows[2], new]])
+    assert (read.running.value, read.unread) == (23.0, {})
+
+
+def test_an_engine_without_a_sample_is_missed_when_it_has_been_ready_for_long() -> None:
+    rows = busy()
+    for since, known in ((984.0, True), (983.0, False), (1018.0, True), (1019.0, False), (0.0, False)):  # now is 1,001
+        found = seen(rows, fleet=deployment(*rows[-1], Pod("decode", name="d-new", since=since)))
+        assert found.running.known is known, since
+        assert found.unread == ({"decode": 1} if known else {})
+
+
+def test_i4_where_no_other_engine_tells_anything_a_new_one_is_missed() -> None:
+    prefill, decode, router = busy()[-1]
+    new = decode.but(name="d-new", since=1000.0)
+    alone = seen([[p, r] for p, _, r in busy()], fleet=deployment(prefill, router, new))
+    assert alone.running.source == "podScrape: pod d-new: no sample yet, refused"
+    mute = seen([[p, r] for p, _, r in busy()], fleet=deployment(prefill, router, new, decode.but(name="d-mute")))
+    assert not mute.running.known and "d-mute" in mute.running.source
+
+
+def test_a_new_router_is_missed_at_once() -> None:
+    """It has its share of the requests from the moment that it is ready: without it less would seem to be offered."""
+    rows = busy()
+    found = seen(rows, fleet=deployment(*rows[-1], Pod("router", name="r-new", since=1000.0)))
+    assert not found.request_rate.known and found.unread == {}
+
+
 def test_a_dead_pod_leaves_nothing_behind() -> None:
     rows = busy()
     dead = Pod("decode", name="d-dead", running=50, fetching={"in_progress": 9})

@@ -201,6 +201,33 @@ async def test_half_of_the_pods_missing() -> None:
     assert "query pods: pod d-1: not scraped (2 of 4 pods are missing)" in load.running.source
 
 
+@pytest.mark.parametrize(("ago", "known"), [(29, True), (31, False), (-29, True), (-31, False)])
+async def test_an_engine_that_has_just_become_ready_is_not_missed(ago: float, known: bool) -> None:
+    """A scrape and a tick long; the clock of its node may be wrong by that."""
+    fleet = deployment(P, R, D, D.but(name="d-new", since=time.time() - ago))
+    with Answering(answer) as server:
+        load = await read(server.url, fleet)
+    assert (load.running.known, load.unread) == (known, {"decode": 1} if known else {})
+    assert known or "query pods: pod d-new: not scraped" in load.running.source
+
+
+async def test_i4_a_new_engine_is_missed_where_no_other_was_scraped_or_it_was_scraped_before() -> None:
+    new = D.but(name="d-new", since=time.time() - 5)
+    with Answering(pods([(P.labels(), time.time() - 7), (R.labels(), time.time() - 7)])) as server:
+        assert "pod d-new: not scraped" in (await read(server.url, deployment(P, R, new))).running.source
+    rows = [(pod.labels(), time.time() - 7) for pod in (P, D, R)]
+    with Answering(pods([*rows, (new.labels(), time.time() - 70)])) as server:
+        load = await read(server.url, deployment(P, R, D, new))
+    assert "pod d-new: last scraped 70 s ago" in load.running.source and load.unread == {}
+
+
+async def test_a_new_router_is_missed_at_once() -> None:
+    fleet = deployment(P, D, R, R.but(name="r-new", since=time.time() - 5))
+    with Answering(answer) as server:
+        load = await read(server.url, fleet)
+    assert "pod r-new: not scraped" in load.request_rate.source
+
+
 async def test_a_pod_that_only_claims_to_be_ours() -> None:
     rows = [(pod.labels(), time.time() - 7) for pod in (P, D, R, D.but(name="stranger"))]
     with Answering(pods(rows)) as server:

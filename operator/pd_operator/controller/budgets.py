@@ -80,8 +80,8 @@ def _member(asked: Asked) -> Member:
 
 
 def _give(answer: RoleDecision, memory: Memory, record: Record) -> int:
-    """Replicas that a role may give in this tick: one a minute, none on unknown signals or in a rollout (invariant I4)."""
-    if record.readings.rollout or any(limit.reason is Reason.SIGNALS_UNKNOWN for limit in answer.limits):
+    """Replicas that a role may give in this tick: one a minute, none on unknown or unread signals or in a rollout (I4)."""
+    if record.readings.rollout or record.readings.unread or any(limit.reason is Reason.SIGNALS_UNKNOWN for limit in answer.limits):
         return 0
     last, law = memory.stepped_down, record.law
     return int(last is None or not 0 <= record.now - last < law.down_interval)

@@ -213,6 +213,7 @@ def _page(entry: Entry, pod: PodFact, side: Side, port: int, program: tuple[str,
         running=next((c.ready for c in pod.containers if c.name == container), None),
         created=pod.created.timestamp() if pod.created else 0.0,
         every=every,
+        since=pod.ready_since.timestamp() if pod.ready_since else 0.0,
     )  # fmt: skip
 
 

@@ -60,8 +60,9 @@ def queries(expressions: Expressions, percentiles: Iterable[int]) -> list[Query]
 class Reader:
     """Answers of one tick, sorted by group."""
 
-    def __init__(self, asked: Sequence[Query], answers: Answers, roll: Roll, source: str) -> None:
+    def __init__(self, asked: Sequence[Query], answers: Answers, roll: Roll, source: str, now: float) -> None:
         self._answers = answers
+        self._now = now
         self._roll = roll
         self._source = source
         self._pages: Mapping[GroupKey, Pages] = pages(answers.rows.get(PODS, ()))
@@ -80,7 +81,7 @@ class Reader:
     def _group(self, key: GroupKey, targets: Sequence[Target], percentile: int) -> Group:
         if failure := self._answers.failures.get(PODS):
             return Group(problem=f"query {PODS}: {failure}", source=self._source)
-        roll = self._roll.check(targets, self._pages.get(key, {}), self._answers.asked)
+        roll = self._roll.check(targets, self._pages.get(key, {}), self._answers.asked, self._now)
         if roll.problem:
             return Group(problem=f"query {PODS}: {roll.problem}", source=self._source, age=roll.age)
         values: dict[str, float] = {}
@@ -95,7 +96,7 @@ class Reader:
                 values[quantity.name] = 0.0
             else:
                 unknown[quantity.name] = self._why(name, quantity, number, key)
-        return Group(values, unknown, age=roll.age, pods=roll.count, source=self._source)
+        return Group(values, unknown, age=roll.age, pods=roll.count, unread=roll.unread, source=self._source)
 
     def _why(self, name: str, quantity: Quantity, number: float | None, key: GroupKey) -> str:
         """Why a group has no such number."""

@@ -32,11 +32,20 @@ class Target:
     running: bool | None = None  # whether the kubelet says that its container is ready
     created: float = 0.0  # the pod, seconds since 1970
     every: int = 1  # it is scraped in each so many sweeps
+    since: float = 0.0  # when it became ready, seconds since 1970; 0 where nobody knows
 
     @property
     def key(self) -> Key:
         """Its PDDeployment."""
         return self.namespace, self.deployment
+
+    def young(self, now: float, seconds: float) -> bool:
+        """Whether this engine became ready so short a time ago that nobody can have missed it yet.
+
+        Clocks of nodes may differ, so a time that is to come counts as well, and no longer. A router is never young: it has its
+        share of the requests at once, and without it what is offered would look smaller than it is.
+        """
+        return self.ready and self.side in ("prefill", "decode") and self.since > 0 and abs(now - self.since) < seconds
 
 
 @dataclass(frozen=True, slots=True)

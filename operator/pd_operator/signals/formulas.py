@@ -52,6 +52,7 @@ def load(deployment: Deployment, groups: Mapping[GroupKey, Group]) -> Load:
             for part in parts
         ),
         requests=offered,
+        unread={role: found for role in ROLES if (found := sum(part.unread(role) for part in parts))},
     )
 
 
@@ -120,6 +121,11 @@ class _Slice:
         """Pods of one side that count."""
         group = self._groups.get(side)
         return group.pods if group is not None else 0
+
+    def unread(self, side: Side) -> int:
+        """Ready pods of one side that are too new to have been read."""
+        group = self._groups.get(side)
+        return group.unread if group is not None else 0
 
     def has(self, quantity: str) -> bool:
         """Whether a program of this slice gives a quantity at its version."""

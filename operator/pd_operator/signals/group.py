@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pd_operator.core.scaling.readings import Quality, Signal, State
 from pd_operator.signals.fleet import Side, Target
@@ -23,6 +23,7 @@ class Group:
     problem: str = ""  # why nothing is known
     age: float = 0.0  # seconds since the oldest sample in it
     pods: int = 0  # that count
+    unread: int = 0  # ready engines that are too new to have been read; they count nowhere
     source: str = ""  # where from, for people
 
     def signal(self, quantity: str, quality: Quality = Quality.EXACT) -> Signal:
@@ -46,12 +47,29 @@ def quantities_of(table: Table, side: Side) -> list[Quantity]:
 
 
 def from_windows(
-    members: Sequence[tuple[Target, Window | None, str]], now: float, percentile: int, source: str = "podScrape"
+    members: Sequence[tuple[Target, Window | None, str]],
+    now: float,
+    percentile: int,
+    source: str = "podScrape",
+    patience: float = 0.0,
 ) -> Group:
     """The group of these targets; a window is None before the first sample, the text is why the last try failed.
 
-    A ready pod without a fresh sample makes all of the group unknown: what the others show is not the whole load.
+    A ready pod without a fresh sample makes all of the group unknown: what the others show is not the whole load. Engines that
+    became ready within `patience` seconds and have no rates yet are left out and counted, as long as others tell something.
     """
+    found = [m for m in members if not _is_unread(m, now, patience)]
+    if any(target.ready or window is not None for target, window, _ in found):
+        return replace(_from_windows(found, now, percentile, source), unread=len(members) - len(found))
+    return _from_windows(members, now, percentile, source)
+
+
+def _is_unread(member: tuple[Target, Window | None, str], now: float, patience: float) -> bool:
+    target, window, _ = member
+    return (window is None or len(window.points) < 2) and target.young(now, patience)
+
+
+def _from_windows(members: Sequence[tuple[Target, Window | None, str]], now: float, percentile: int, source: str) -> Group:
     fresh = [(target, window) for target, window, _ in members if window is not None and not window.stale(now)]
     held = {target.uid for target, _ in fresh}
     missing = [(t, w, why) for t, w, why in members if t.uid not in held]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from pd_operator.core.names import Role
 from pd_operator.core.scaling.readings import UNKNOWN, Readings, Replicas, Signal, SliceHandoff, State
 
 
@@ -30,10 +31,12 @@ class Load:
     every_prefill_waiting: bool = False
     slices: tuple[SliceHandoff, ...] = ()
     requests: Mapping[str, Signal] = field(default_factory=dict)  # slice -> requests per second; no decision of the law reads it
+    unread: Mapping[Role, int] = field(default_factory=dict)  # ready replicas that are too new to have been read
 
     def readings(self, prefill: Replicas, decode: Replicas, rollout: bool = False) -> Readings:
         """What a tick decides on: the load, and what the snapshot says of the replicas."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "requests"}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("requests", "unread")}
+        prefill, decode = prefill.without(self.unread.get("prefill", 0)), decode.without(self.unread.get("decode", 0))
         return Readings(prefill=prefill, decode=decode, rollout=rollout, **values)
 
     def signals(self) -> dict[str, Signal]:

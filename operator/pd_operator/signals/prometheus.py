@@ -92,7 +92,7 @@ class Prometheus:
         answers = await self._answers(asked)
         for name, why in answers.failures.items():
             LOG.info("query %s to %s: %s", name, self._options.url, why)
-        reader = Reader(asked, answers, self._roll, f"Prometheus {self._options.url}")
+        reader = Reader(asked, answers, self._roll, f"Prometheus {self._options.url}", now)
         return {deployment.key: load(deployment, reader.groups(deployment)) for deployment in fleet if deployment.scales}
 
     async def counters(self, now: float) -> Mapping[Key, tuple[Counters, ...]]:

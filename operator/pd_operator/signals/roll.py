@@ -26,6 +26,7 @@ class Answer:
     count: int = 0
     age: float = 0.0
     problem: str = ""
+    unread: int = 0  # ready engines that are too new to have been scraped
 
 
 def pages(rows: Iterable[tuple[Mapping[str, str], float]]) -> Mapping[GroupKey, Pages]:
@@ -58,14 +59,19 @@ class Roll:
         for gone in [pod for pod, last in self._seen.items() if now - last > 5 * self._fresh]:
             del self._seen[gone]
 
-    def check(self, targets: Sequence[Target], seen: Pages, asked: float) -> Answer:
-        """Compare a group's pods with what was scraped. `asked` is the server's time of the query."""
+    def check(self, targets: Sequence[Target], seen: Pages, asked: float, now: float) -> Answer:
+        """Compare a group's pods with what was scraped. `asked` is the server's time of the query, `now` ours.
+
+        Engines that became ready within half of `fresh` (a scrape of the usual 15 s and a tick) and were never scraped are left out
+        and counted, as long as others were.
+        """
         since = asked - self._fresh
         times = [(target, seen.get(target.pod, NEVER)) for target in targets]
         counted = [time for _, time in times if time >= since]
         if len(counted) < len(seen) and (stranger := self._stranger(targets, seen, since)):
             return Answer(problem=f"pod {stranger} carries the labels of {targets[0].deployment} and is none of its pods")
-        lost = sorted((target.pod, time) for target, time in times if target.ready and time < since)
+        unread = [t.pod for t, time in times if time == NEVER and t.young(now, self._fresh / 2)] if counted else []
+        lost = sorted((t.pod, time) for t, time in times if t.ready and time < since and t.pod not in unread)
         if lost:
             pod, time = lost[0]
             others = f" ({len(lost)} of {len(targets)} pods are missing)" if len(lost) > 1 else ""
@@ -73,7 +79,7 @@ class Roll:
             return Answer(problem=f"pod {pod}: {told}{others}", age=max(0.0, asked - time) if time > NEVER else 0.0)
         if not counted:
             return Answer(problem=f"pod {min(t.pod for t in targets)}: not scraped, and no pod of the group is ready")
-        return Answer(len(counted), max(0.0, asked - min(counted)))
+        return Answer(len(counted), max(0.0, asked - min(counted)), unread=len(unread))
 
     def _stranger(self, targets: Sequence[Target], seen: Pages, since: float) -> str:
         """The first pod that was scraped lately and neither is nor lately was of the fleet."""

@@ -22,7 +22,7 @@ from pd_operator.signals.formulas import load
 from pd_operator.signals.group import GroupKey, from_windows, group_key
 from pd_operator.signals.load import Load, nothing
 from pd_operator.signals.tally import of_window
-from pd_operator.signals.window import Columns, Window
+from pd_operator.signals.window import MISSED, SLACK, Columns, Window
 
 LOG = logging.getLogger(__name__)
 PERIOD: Final = 5.0  # seconds between scrapes of one pod
@@ -147,7 +147,8 @@ class PodScrape:
         for target in deployment.targets:
             state = self._states.get(_identity(target), _State())
             members.setdefault(group_key(target), []).append((target, state.window, state.failure))
-        groups = {key: from_windows(group, now, deployment.percentile) for key, group in members.items()}
+        patience = (MISSED + SLACK) * self._period  # as long as a pod that was read may be silent
+        groups = {key: from_windows(group, now, deployment.percentile, patience=patience) for key, group in members.items()}
         return load(deployment, groups)
 
     async def _scrape(self, identity: Identity, target: Target) -> None:

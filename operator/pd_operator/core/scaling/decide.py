@@ -47,9 +47,10 @@ def decide(readings: Readings, learned: Learned, bounds: Bounds, now: float, law
     )
     replicas = (readings.prefill, readings.decode)
     flows = _split_flows(readings, seen, need_p, need_d, bounds, law, estimate.elapsed(learned, now, bounds))
+    held = readings.rollout or readings.unread > 0
     claims = (
-        _claim(sized[0], replicas[0].desired, flows[0], bool(need_p.missing) or readings.rollout, law, now),
-        _claim(sized[1], replicas[1].desired, flows[1], bool(need_d.missing) or readings.rollout, law, now),
+        _claim(sized[0], replicas[0].desired, flows[0], bool(need_p.missing) or held, law, now),
+        _claim(sized[1], replicas[1].desired, flows[1], bool(need_d.missing) or held, law, now),
     )
     counts, limits = caps.apply(claims, replicas, 1 if seen.congested else 0, bounds, law)
     prefill = _answer("prefill", readings, need_p, sized[0], counts[0], limits[0])
@@ -151,6 +152,8 @@ def _keep(readings: Readings, seen: _Seen) -> Guards:
     """Why neither role may go down, if so."""
     if readings.rollout:
         return Guards(keep=Reason.ROLLOUT, keep_detail="a rollout is under way")
+    if readings.unread:
+        return Guards(keep=Reason.HOLD, keep_detail=f"replicas that are ready and were not read yet: {readings.unread}")
     if seen.congested:
         return Guards(keep=Reason.GATED_BY_DECODE, keep_detail="decode is congested")
     if seen.stuck:

@@ -63,6 +63,12 @@ class Replicas:
     blocked: int = 0  # created, not ready, with such a cause (Unschedulable, image, crash)
     draining: int = 0
     oldest_starting: float = 0.0  # seconds since the oldest starting replica was created
+    unread: int = 0  # of the starting: ready, and too new for their signals to have been read
+
+    def without(self, unread: int) -> Replicas:
+        """With so many of the ready as starting: the load that is known is that of the others, so it is divided by their number."""
+        count = min(unread, self.ready)
+        return replace(self, ready=self.ready - count, starting=self.starting + count, unread=count) if count else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,11 @@ class Readings:
     ttft: Signal = UNKNOWN  # seconds at the SLO's percentile
     slices: tuple[SliceHandoff, ...] = field(default=())
     rollout: bool = False  # a rollout is under way
+
+    @property
+    def unread(self) -> int:
+        """Ready replicas of both roles whose load nobody has read yet: nothing goes down meanwhile (invariant I4)."""
+        return self.prefill.unread + self.decode.unread
 
     def clean(self) -> Readings:
         """The same with every signal clean, so that a record of them is JSON; itself where they all are."""

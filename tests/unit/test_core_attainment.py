@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pd_operator.api.status import Attainment
 from pd_operator.core.evidence import told
-from pd_operator.core.evidence.attainment import Attained, Objectives, attained, within
+from pd_operator.core.evidence.attainment import WINDOW, Attained, Objectives, attained, within
 from pd_operator.core.evidence.counters import Counters, Side
 from pd_operator.core.evidence.watch import Evidence, Record, Site, look
 from pd_operator.core.names import ROLES
@@ -131,7 +131,9 @@ def test_the_window_forgets_and_a_restart_of_a_process_is_no_negative_count() ->
     pages.tick(20)  # five minutes
     assert pages.evidence.attained.ttft is None
     pages.request(0.1, 0.1, count=50)
-    assert pages.tick().ttft == 1.0
+    found = pages.tick()
+    assert found.ttft == 1.0
+    assert found.window == 20 * TICK == WINDOW  # what came since the look before the first of the window
 
 
 def test_status_tells_it_anew_when_it_moved_and_not_each_tick() -> None:

@@ -34,6 +34,7 @@ class Point:
     """What came between two looks, over all pods."""
 
     time: float
+    since: float  # the look before; the same time where there was none
     sums: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (side, name)
     buckets: Mapping[tuple[str, str], Buckets] = field(default_factory=dict)
 
@@ -56,8 +57,8 @@ class Attained:
         return max(0.0, self.ttft + self.itl - 1.0), min(self.ttft, self.itl)
 
 
-def point(before: Mapping[tuple[str, str], Track], after: Iterable[Track], now: float) -> Point:
-    """The growth from the tracks of one look to those of the next."""
+def point(before: Mapping[tuple[str, str], Track], after: Iterable[Track], now: float, since: float | None) -> Point:
+    """The growth from the tracks of one look, at `since`, to those of the next."""
     sums: dict[tuple[str, str], float] = {}
     buckets: dict[tuple[str, str], dict[float, float]] = {}
     for track in after:
@@ -71,7 +72,7 @@ def point(before: Mapping[tuple[str, str], Track], after: Iterable[Track], now: 
             mine = buckets.setdefault((side, name), {})
             for bound, value in grown.items():
                 mine[bound] = mine.get(bound, 0.0) + value
-    return Point(now, sums, buckets)
+    return Point(now, now if since is None else since, sums, buckets)
 
 
 def attained(points: Sequence[Point], slo: Objectives, now: float) -> Attained:
@@ -79,9 +80,8 @@ def attained(points: Sequence[Point], slo: Objectives, now: float) -> Attained:
     full = [p for p in points if p.buckets]
     if not full:
         return Attained(percentile=slo.percentile)
-    window = now - points[0].time if len(points) > 1 else 0.0
     itl = None if slo.itl is None else within(_merged(full, "decode", "mean_gap"), slo.itl)
-    return Attained(_ttft(full, slo), itl, window, now - full[-1].time, slo.percentile)
+    return Attained(_ttft(full, slo), itl, now - points[0].since, now - full[-1].time, slo.percentile)
 
 
 def _ttft(points: Sequence[Point], slo: Objectives) -> float | None:

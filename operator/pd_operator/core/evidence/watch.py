@@ -109,7 +109,8 @@ def look(record: Record, pages: Sequence[Counters], site: Site, now: float) -> t
     moved = any((_newest(t, record) or {}).get("transfers", 0.0) > 0 for t in tracks.values())
     verified_at = now if moved else record.last_verified
     told = ordered(findings)
-    came = attainment.point(record.tracks, tracks.values(), now)
+    last = record.points[-1].time if record.points else None
+    came = attainment.point(record.tracks, tracks.values(), now, last)
     after = replace(
         record,
         tracks=tracks,

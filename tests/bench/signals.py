@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
 import resource
 import sys
@@ -20,6 +21,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench import tick
+from bench.tick import World
 from cluster.progress import say
 from monitor.pods import PROGRAMS, Pod, deployment, past
 from monitor.prometheus import Prometheus as Server
@@ -37,6 +40,7 @@ from standin.local import Local
 
 TICK = 15.0
 STEP = 15
+MOST = 10  # times the CPU of reading its answers as JSON: what a whole tick may take (measured: 5)
 SIDES: tuple[Side, ...] = ("prefill",) * 4 + ("decode",) * 4 + ("router",) * 2  # pods of one deployment
 
 
@@ -189,12 +193,21 @@ def _prometheus(deployments: int) -> Iterator[tuple[str, str]]:
         del text
         say(f"loaded {end - time.time():+.0f} s before its end; a tick")
         time.sleep(max(0.0, end + 1 - time.time()))
-        size = _count_bytes()
+        kept = _keep_answers()
         cpu, wall, theirs, queries, known, deciding = asyncio.run(_tick(server, fleet))
+        size, baseline = sum(map(len, kept)), _cpu(lambda: [json.loads(text) for text in kept], 1)
+        world = World()
+        world.take(fleet)
+        whole = asyncio.run(tick.cpu(world, Prometheus(world.fleet, _options(server))))
+        unknown = [s.unknown for e in world.roster.entries() if (s := world.roster.scaled(e.key, e.uid)) and s.unknown]
+        assert not unknown, unknown[0]
+        assert whole < MOST * baseline, f"a tick took {whole:.3f} s of CPU, and its answers as JSON {baseline:.3f} s"
         what = f"Prometheus {deployments} deployments, {10 * deployments} pods"
-        yield f"{what}: queries of a tick, MiB of all answers", f"{queries}, {size[0] / 2**20:.1f}"
+        yield f"{what}: queries of a tick, MiB of all answers", f"{queries}, {size / 2**20:.1f}"
         yield f"{what}: CPU of reading; share of a core", f"{cpu:.3f} s; {100 * cpu / TICK:.1f} %"
         yield f"{what}: CPU of deciding; share of a core", f"{deciding:.3f} s; {100 * deciding / TICK:.1f} %"
+        yield f"{what}: CPU of a whole tick; share of a core", f"{whole:.3f} s; {100 * whole / TICK:.1f} %"
+        yield f"{what}: CPU of the answers as JSON alone, ratio of a whole tick to it", f"{baseline:.3f} s, {whole / baseline:.1f}"
         yield (
             f"{what}: wall time of a tick, Prometheus' CPU in it, its memory",
             f"{wall:.1f} s, {theirs:.1f} s, {server.resident_mib():.0f} MiB",
@@ -202,23 +215,27 @@ def _prometheus(deployments: int) -> Iterator[tuple[str, str]]:
         yield f"{what}: deployments fully known", f"{known}"
 
 
-def _count_bytes() -> list[int]:
-    """Bytes of answers as they come off the wire, decompressed, counted in the session."""
-    total = [0]
+def _keep_answers() -> list[bytes]:
+    """The answers of the first tick from here on, decompressed, as the session gets them."""
+    kept: list[bytes] = []
     original = http.BoundedSession.request
 
-    def counted(self: http.BoundedSession, *args: Any, **kwargs: Any) -> Any:
+    def keeping(self: http.BoundedSession, *args: Any, **kwargs: Any) -> Any:
         response = original(self, *args, **kwargs)
-        total[0] += len(response.content)
+        if len(kept) < len(answers.queries(Expressions(), {95})):
+            kept.append(response.content)
         return response
 
-    http.BoundedSession.request = counted  # type: ignore[method-assign]
-    return total
+    http.BoundedSession.request = keeping  # type: ignore[method-assign]
+    return kept
+
+
+def _options(server: Server) -> Options:
+    return Options(server.url, timeout=60, deadline=300, fresh=600)  # the machine may be busy, and the past grows old
 
 
 async def _tick(server: Server, fleet: tuple[Deployment, ...]) -> tuple[float, float, float, int, int, float]:
-    options = Options(server.url, timeout=60, deadline=300, fresh=600)  # the machine may be busy, and the past grows old
-    source = Prometheus(lambda: fleet, options)
+    source = Prometheus(lambda: fleet, _options(server))
     cpu, wall, theirs = time.process_time(), time.monotonic(), server.cpu_seconds()
     loads = await source.read(time.time())
     cpu, wall, theirs = time.process_time() - cpu, time.monotonic() - wall, server.cpu_seconds() - theirs

@@ -25,9 +25,26 @@ def test_objects_are_found_by_key_and_by_owner() -> None:
     assert store.get("Service", "ns", "a") == fact("a")
     assert store.get("Service", "ns", "x") is None
     assert [item.name for item in store.by_owner("ns", "chat")] == ["a", "b"]
-    assert store.by_owner("other-ns", "chat") == []
+    assert store.by_owner("other-ns", "chat") == ()
     assert store.owners() == {("ns", "chat"), ("ns", "other")}
     assert len(store) == len(list(store)) == 4
+
+
+def test_what_an_owner_has_is_the_same_tuple_until_it_changes() -> None:
+    store: Store[ChildFact] = Store(owner_of)
+    a, b, other = fact("a"), fact("b"), fact("x", "other")
+    for item in (a, b, other):
+        store.put("services", key(item), item)
+    first = store.by_owner("ns", "chat")
+    store.put("services", key(other), fact("x", "other", version="2"))
+    assert store.by_owner("ns", "chat") is first
+    newer = fact("b", version="2")
+    store.put("services", key(b), newer)
+    assert store.by_owner("ns", "chat") == (a, newer) and first == (a, b)
+    store.put("services", key(b), fact("b", "other"))  # it changes hands
+    assert store.by_owner("ns", "chat") == (a,)
+    store.remove("services", key(a))
+    assert store.by_owner("ns", "chat") == ()
 
 
 def test_an_object_that_changes_its_owner_leaves_the_old_one() -> None:

@@ -376,6 +376,32 @@ def test_an_engine_says_since_when_it_is_ready_and_is_unread_until_its_load_is_k
     assert (seen.ready, seen.starting, seen.unread) == (0, 1, 1)
 
 
+def test_the_pages_of_an_object_are_made_anew_only_when_it_or_a_pod_of_it_changes() -> None:
+    world = World(snapshot_of("chat"), snapshot_of("other"))
+    for one in list(world.stores.pods):
+        world.stores.pods.put("pods", (one.namespace, one.name), replace(one, ip="10.0.0.7"))
+    chat, other = world.roster.fleet()
+    assert world.roster.fleet()[0] is chat
+    changed = next(p for p in world.stores.pods.by_owner("demo", "chat") if p.labels.get("pdserve.dev/role") == "decode")
+    world.stores.pods.put("pods", (changed.namespace, changed.name), replace(changed, ip="10.0.0.8"))
+    after = world.roster.fleet()
+    assert after[1] is other and after[0] is not chat
+    assert "http://10.0.0.8:8000/metrics" in [t.url for t in after[0].targets]
+    world.put(replace(snapshot_of("chat"), uid="another"))
+    assert world.roster.fleet()[0] is not after[0]
+    world.roster.forget(("demo", "chat"))
+    assert world.roster.fleet() == (other,)
+
+
+def test_bounds_follow_the_spec_and_the_lead_times() -> None:
+    world = World()
+    world.tick(1)
+    assert parse(world.lines[-1]).bounds.decode.maximum == 8
+    world.put(snapshot_of(scaling={"decode": {"maxReplicas": 5}}))
+    world.tick(1)
+    assert parse(world.lines[-1]).bounds.decode.maximum == 5
+
+
 def test_lead_times_are_those_that_a_pod_had_first() -> None:
     """A pod that falters an hour later and is ready again took no hour to start."""
     world = World()

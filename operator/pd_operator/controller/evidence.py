@@ -130,7 +130,7 @@ class EvidenceLoop:
 
     def _site(self, entry: Entry, known: _Known) -> Site:
         """Ready replicas of each serving slice, and how long new ones take; a role without any keeps its last lead time."""
-        pods = list(self._stores.pods.by_owner(*entry.key))
+        pods = self._stores.pods.by_owner(*entry.key)
         ready = {
             name: {role: sum(_counts(p.labels, name, role) and p.ready and not p.deleting for p in pods) for role in ROLES}
             for name in sorted(entry.serving)

@@ -81,6 +81,7 @@ class Roster:
         self._entries: dict[Key, Entry] = {}
         self._scaled: dict[Key, tuple[str, Scaled]] = {}  # (uid, result)
         self._evidence: dict[Key, tuple[str, Evidence]] = {}
+        self._made: dict[Key, tuple[Entry, tuple[PodFact, ...], Deployment]] = {}  # of the last fleet, and what each was made of
 
     def put(self, snapshot: Snapshot, plan: Plan) -> None:
         """Take what a reconcile saw. One that is suspended is not read; one that is refused does not scale, and what serves of it
@@ -154,11 +155,19 @@ class Roster:
 
     def fleet(self) -> tuple[Deployment, ...]:
         """The pages to read: engines, routers and LMCache servers of the serving slices of every entry."""
-        return tuple(self._deployment(entry) for entry in self._all())
+        found = {entry.key: self._kept(entry) for entry in self._all()}
+        self._made = found
+        return tuple(made for _, _, made in found.values())
 
-    def _deployment(self, entry: Entry) -> Deployment:
+    def _kept(self, entry: Entry) -> tuple[Entry, tuple[PodFact, ...], Deployment]:
+        """As it was made the last time, unless the entry or one of its pods is another one since: most have not changed."""
+        pods, old = self._stores.pods.by_owner(*entry.key), self._made.get(entry.key)
+        if old is not None and old[0] is entry and old[1] is pods:
+            return old
+        return entry, pods, self._deployment(entry, pods)
+
+    def _deployment(self, entry: Entry, pods: tuple[PodFact, ...]) -> Deployment:
         namespace, name = entry.key
-        pods = self._stores.pods.by_owner(namespace, name)
         targets = [t for pod in pods for t in (_target(entry, pod), _cache_target(entry, pod)) if t is not None]
         percentile = entry.spec.slo.percentile if entry.spec.slo else 95
         ordered = tuple(sorted(targets, key=lambda t: (t.pod, t.side)))

@@ -23,7 +23,8 @@ from pd_operator.controller.roster import Entry, Roster, bounds
 from pd_operator.core.names import ROLE, ROLES, Role, pool
 from pd_operator.core.pool_record import Needs, needs_of
 from pd_operator.core.pool_status import digest, sentence
-from pd_operator.core.scaled import Scaled, Starts, lead_text, read_lead, replicas_of, restore
+from pd_operator.core.scaled import LeadTime, Scaled, Starts, lead_text, read_lead, replicas_of, restore
+from pd_operator.core.scaling.bounds import Bounds
 from pd_operator.core.scaling.decision import Decision, Reason
 from pd_operator.core.scaling.learned import Learned
 from pd_operator.core.scaling.record import make
@@ -73,6 +74,14 @@ class _Known:
     traffic: Traffic = field(default_factory=Traffic)
     since: dict[Role, float] = field(default_factory=dict)  # when what a role needs ceased to be known
     told: dict[str, object] = field(default_factory=dict)  # the gist that a reconcile was asked for
+    bounded: tuple[Entry, dict[Role, LeadTime], Bounds] | None = None  # the last bounds, and what they were made of
+
+    def bounds(self, entry: Entry, tick: float) -> Bounds:
+        """Bounds of `decide`, read anew only where the entry or a lead time is another one."""
+        if self.bounded is None or self.bounded[0] is not entry or self.bounded[1] != self.starts.lead:
+            lead = dict(self.starts.lead)
+            self.bounded = entry, lead, bounds(entry, lead, tick)
+        return self.bounded[2]
 
     def miss(self, decision: Decision, now: float) -> dict[Role, float]:
         """Since when the signals of a role are not known."""
@@ -177,7 +186,7 @@ class ScalingLoop:
         known = await self._recall(entry, now)
         at = datetime.fromtimestamp(now, UTC)
         namespace, name = entry.key
-        pods = list(self._stores.pods.by_owner(namespace, name))
+        pods = self._stores.pods.by_owner(namespace, name)
         known.starts.see(pods)
         weighted = entry.spec.gateway is not None
         known.traffic = look(known.traffic, load.requests, entry.should, weighted, moving=entry.rollout)
@@ -186,7 +195,7 @@ class ScalingLoop:
             for role in ROLES
         }
         readings = load.readings(replicas["prefill"], replicas["decode"], entry.rollout)
-        record = make(f"{namespace}/{name}", readings, known.learned, bounds(entry, known.starts.lead, self._tick), now)
+        record = make(f"{namespace}/{name}", readings, known.learned, known.bounds(entry, self._tick), now)
         unknown = "; ".join(f"{k}: {s.source or 'unknown'}" for k, s in load.signals().items() if not s.known)
         return _Draft(Asked(entry, record), known, pools, unknown[:800])
 

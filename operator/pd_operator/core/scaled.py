@@ -99,9 +99,13 @@ class Starts:
 
     lead: dict[Role, LeadTime] = field(default_factory=dict)
     taken: dict[str, float] = field(default_factory=dict)  # uid of a pod -> seconds, as first seen
+    pods: Sequence[PodFact] = ()  # as they were seen last
 
     def see(self, pods: Sequence[PodFact]) -> None:
         """Measure those that became ready, and forget pods that are gone."""
+        if pods is self.pods:
+            return
+        self.pods = pods
         self.taken = {p.uid: t for p in pods if (t := self.taken.get(p.uid, start_time(p))) is not None}
         for role in ROLES:
             mine = [self.taken[p.uid] for p in pods if p.labels.get(ROLE) == role and p.uid in self.taken]

@@ -34,6 +34,7 @@ class Store(Generic[T]):
         self._items: dict[Key, T] = {}
         self._scopes: dict[Hashable, set[Key]] = {}
         self._owners: dict[Owner, set[Key]] = {}
+        self._ordered: dict[Owner, tuple[T, ...]] = {}  # of owners that were asked for since their last change
         self._removed: OrderedDict[Key, T] = OrderedDict()
         self.generation = 0
 
@@ -54,9 +55,16 @@ class Store(Generic[T]):
         """
         return self._removed.get(key)
 
-    def by_owner(self, namespace: str, name: str) -> list[T]:
-        """All objects of one PDDeployment, in the order of their keys."""
-        return [self._items[key] for key in sorted(self._owners.get((namespace, name), ()))]
+    def by_owner(self, namespace: str, name: str) -> tuple[T, ...]:
+        """All objects of one PDDeployment, in the order of their keys: the same tuple until one of them changes, so that what was
+        made of it can be kept as long."""
+        owner = (namespace, name)
+        if owner not in self._owners:
+            return ()
+        found = self._ordered.get(owner)
+        if found is None:
+            found = self._ordered[owner] = tuple(self._items[key] for key in sorted(self._owners[owner]))
+        return found
 
     def owners(self) -> set[Owner]:
         """All PDDeployments that own something here, whether or not they still exist."""
@@ -73,6 +81,7 @@ class Store(Generic[T]):
         owner = self._owner_of(item)
         if owner is not None:
             self._owners.setdefault(owner, set()).add(key)
+            self._ordered.pop(owner, None)
         self.generation += 1
         return old
 
@@ -105,6 +114,7 @@ class Store(Generic[T]):
         owner = self._owner_of(item)
         if owner is None:
             return
+        self._ordered.pop(owner, None)
         keys = self._owners.get(owner, set())
         keys.discard(key)
         if not keys:

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from pd_operator.signals.exposition import info_number
-from pd_operator.signals.fleet import Deployment, Side, Target
-from pd_operator.signals.group import Group, GroupKey, group_key, quantities_of
+from pd_operator.signals.fleet import Deployment, Part, Side
+from pd_operator.signals.group import Group, GroupKey, quantities_of
 from pd_operator.signals.roll import Pages, Roll, pages
 from pd_operator.upstream import signals_catalog as catalog
 from pd_operator.upstream import signals_labels as labels
@@ -73,21 +73,20 @@ class Reader:
 
     def groups(self, deployment: Deployment) -> dict[GroupKey, Group]:
         """The groups of one PDDeployment."""
-        members: dict[GroupKey, list[Target]] = {}
-        for target in deployment.targets:
-            members.setdefault(group_key(target), []).append(target)
-        return {key: self._group(key, targets, deployment.percentile) for key, targets in members.items() if key[3] != "cache"}
+        name = deployment.key
+        groups = (((*name, part.slice, part.side), part) for part in deployment.parts if part.side != "cache")
+        return {key: self._group(key, part, deployment.percentile) for key, part in groups}
 
-    def _group(self, key: GroupKey, targets: Sequence[Target], percentile: int) -> Group:
+    def _group(self, key: GroupKey, part: Part, percentile: int) -> Group:
         if failure := self._answers.failures.get(PODS):
             return Group(problem=f"query {PODS}: {failure}", source=self._source)
-        roll = self._roll.check(targets, self._pages.get(key, {}), self._answers.asked, self._now)
+        roll = self._roll.check(part.targets, self._pages.get(key, {}), self._answers.asked, self._now)
         if roll.problem:
             return Group(problem=f"query {PODS}: {roll.problem}", source=self._source, age=roll.age)
         values: dict[str, float] = {}
         unknown: dict[str, str] = {}
         numbers = self._numbers.get(key, {})
-        for quantity, optional in _wanted(frozenset((t.program, t.version) for t in targets), key[3]):
+        for quantity, optional in _wanted(part.programs, part.side):
             name = name_of(quantity, percentile)
             number = numbers.get(name)
             if number is not None and math.isfinite(number):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 Key = tuple[str, str]  # namespace and name of a PDDeployment
@@ -49,6 +50,16 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """The targets of one side of one slice, and the programs (with versions) that they run."""
+
+    slice: str
+    side: Side
+    targets: tuple[Target, ...]
+    programs: frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
 class Deployment:
     """One PDDeployment's targets: the pods of its serving slices, terminating ones included until they are gone."""
 
@@ -62,6 +73,22 @@ class Deployment:
     def key(self) -> Key:
         """Namespace and name."""
         return self.namespace, self.name
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Its targets by slice and side, in that order. Kept, since most deployments are the same from tick to tick."""
+        found: dict[tuple[str, Side], list[Target]] = {}
+        for target in self.targets:
+            found.setdefault((target.slice, target.side), []).append(target)
+        return tuple(
+            Part(slice_, side, tuple(mine), frozenset((t.program, t.version) for t in mine))
+            for (slice_, side), mine in sorted(found.items())
+        )
+
+    @cached_property
+    def sides(self) -> frozenset[Side]:
+        """Sides that some slice of it has."""
+        return frozenset(part.side for part in self.parts)
 
 
 Fleet = Callable[[], tuple[Deployment, ...]]  # asked anew at each scrape and each read

@@ -21,11 +21,10 @@ from pd_operator.upstream import signals_table as tables
 
 def load(deployment: Deployment, groups: Mapping[GroupKey, Group]) -> Load:
     """The load of one PDDeployment from the groups of its slices. A group that is not there has no pods."""
-    names = tuple(sorted({t.slice for t in deployment.targets}))
+    names = tuple(dict.fromkeys(part.slice for part in deployment.parts))
     if not names:
         return nothing("no pods yet")
-    there = frozenset(t.side for t in deployment.targets)
-    parts = [_Slice(deployment, name, groups, there) for name in names]
+    parts = [_Slice(deployment, name, groups) for name in names]
     if strange := next((part.strange for part in parts if part.strange), ""):
         return nothing(strange, names)
     tokens = _mean_tokens(parts)
@@ -85,14 +84,14 @@ def _programs(programs: frozenset[tuple[Side, str, str]]) -> _Programs:
 class _Slice:
     """The groups of one slice, and the tables of what runs in it."""
 
-    def __init__(self, deployment: Deployment, name: str, groups: Mapping[GroupKey, Group], there: frozenset[Side]) -> None:
+    def __init__(self, deployment: Deployment, name: str, groups: Mapping[GroupKey, Group]) -> None:
         self.name = name
-        self._there = there  # sides that some slice of the deployment has
-        mine = [t for t in deployment.targets if t.slice == name]
-        self.sides = {t.side for t in mine}
+        self._there = deployment.sides
+        mine = [part for part in deployment.parts if part.slice == name]
+        self.sides = {part.side for part in mine}
         found = ((side, groups.get((*deployment.key, name, side))) for side in self.sides)
         self._groups = {side: group for side, group in found if group is not None}
-        self._programs = _programs(frozenset((t.side, t.program, t.version) for t in mine))
+        self._programs = _programs(frozenset((part.side, *program) for part in mine for program in part.programs))
         self.strange = self._programs.strange
         self._signals: dict[tuple[Side, str], Signal] = {}  # several formulas read the same number
 

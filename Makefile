@@ -11,6 +11,8 @@ ENGINE ?= standin
 export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)/tests
 # A skipped test is a failure: the plugin tests/plugins/noskip.py turns it into one.
 PYTEST := $(PY) -m pytest -p plugins.noskip
+# Sessions with real nodes, each a cluster of its own; one where the cluster is given.
+SESSIONS := $(if $(PDD_KUBECONFIG)$(PDD_CLUSTER),1,2)
 TIERS  := lint test-unit simulate-smoke test-integration test-e2e test-real
 STAMP  := $(VENV)/.installed
 # uv only writes lock files; what installs from them is pip.
@@ -86,7 +88,8 @@ test-integration: tools ## Tests against a real API server, some with KWOK nodes
 	$(PYTEST) -n 2 --dist loadfile -m "cluster and not nodes and not alone and not real"
 
 test-e2e: images ## Tests with real kubelets, real routers and stand-in engines; the quick start; the test cluster itself.
-	$(PYTEST) -m "(nodes or alone) and not real"
+	$(PYTEST) -m "alone and not real"
+	$(PYTEST) -p plugins.ownnet -n $(SESSIONS) --dist loadfile -m "nodes and not alone and not real"
 
 test-real: images runtime ## Tests with vLLM on CPU, LMCache and NIXL.
 	$(PYTEST) -m real

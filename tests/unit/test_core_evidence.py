@@ -279,6 +279,27 @@ def test_a_fallback_is_no_transfer() -> None:
     assert world.evidence.verified == {"prefill": 0, "decode": 0} and world.evidence.last_verified is None
 
 
+def test_one_fallback_among_many_prompts_is_counted() -> None:
+    """500 tokens computed beside 120 prompts that came: less than what each prompt of a Mamba model may compute again."""
+    world = World()
+    for n in range(4):
+        world.serve(240)
+        if n == 2:
+            world.fall_back("d0", 1)
+        world.tick()
+    assert world.evidence.totals["fallbacks"] == pytest.approx(1.0, abs=0.01) and world.turned == []
+
+
+def test_the_last_tokens_that_every_prompt_computes_again_are_no_fallback() -> None:
+    world = World()
+    for _ in range(10):
+        world.serve(240)
+        for pod in ("d0", "d1"):
+            world.page(pod, "decode").add(computed=120 * 9)
+        world.tick()
+    assert world.evidence.totals["fallbacks"] == 0 and world.turned == []
+
+
 def test_a_prefill_is_proven_only_by_transfers_that_no_other_could_have_fed() -> None:
     world = World()
     for _ in range(20):  # p0 works, p1 hands nothing over

@@ -42,7 +42,9 @@ class Counters:
 
 def fallbacks(grown: Grown) -> float | None:
     """Requests whose prompt decode computed itself, never counted as transfers: its prompts, in the share that the computed tokens
-    have of those computed and received, and at least one when any was. Prompts that lie in its own cache are neither.
+    have of those computed and received, and at least one when any was. Prompts that lie in its own cache are neither. Of an engine
+    that once computed nothing of what it received, `BACKOFF` is allowed in all and not for each prompt: one fallback among many
+    prompts shows.
 
     No histogram a request says it: in that of the computed tokens decode shows what *prefill* computed, since vLLM 0.32 passes
     that on (v1/engine/output_processor.py, remote_prefill_cached_tokens; seen on 0.32.0).
@@ -50,7 +52,8 @@ def fallbacks(grown: Grown) -> float | None:
     prompts, computed, received = (grown.get(name) for name in ("prompts", "computed", "received"))
     if prompts is None or computed is None or received is None:
         return None
-    return max(1.0, prompts * computed / (computed + received)) if computed > BACKOFF * prompts else 0.0
+    allowed = grown.get("allowed", BACKOFF * prompts)
+    return max(1.0, prompts * computed / (computed + received)) if computed > allowed else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Track:
     seen: bool = False  # whether this process ever had a page of it
     restarted: float = 0.0  # time of the page that showed that counters had been reset with their process; 0 if none did
     down_since: float | None = None  # the page cannot be had though it could, or the kubelet says that it does not run
+    exact: bool = False  # it received prompts in a step, and computed nothing
 
     def total(self, name: str, since: float = 0.0) -> float | None:
         """How far a counter moved in the steps after `since`; None when any of them does not know, or there is none."""
@@ -111,19 +115,23 @@ def follow(track: Track | None, page: Counters, now: float) -> Track:
     steps = track.steps[-max(young, LEAST) :]
     if page.time <= track.last.time or not page.values:
         kept = replace(track.last, ready=page.ready, deleting=page.deleting, failure=page.failure, running=page.running)
-        return Track(kept, steps, track.seen or good, track.restarted, since)
-    restarted = track.restarted
+        return Track(kept, steps, track.seen or good, track.restarted, since, track.exact)
+    restarted, exact = track.restarted, track.exact
     if track.seen:
-        steps = (*steps, Step(page.time, _grown(track.last.values, page.values)))
+        grown = _grown(track.last.values, page.values)
+        exact = exact or (grown.get("received", 0.0) > 0 and grown.get("computed") == 0)
+        if page.side == "decode":
+            grown["allowed"] = BACKOFF * (1.0 if exact else grown.get("prompts", 0.0))
+        steps = (*steps, Step(page.time, grown))
         restarted = page.time if _fell(track.last.values, page.values) else restarted
-    return Track(page, steps, True, restarted, since)
+    return Track(page, steps, True, restarted, since, exact)
 
 
 def _fell(before: Grown, after: Grown) -> bool:
     return any(after[name] < old for name, old in before.items() if name in after and name not in GAUGES)
 
 
-def _grown(before: Grown, after: Grown) -> Grown:
+def _grown(before: Grown, after: Grown) -> dict[str, float]:
     found = {name: value for name, value in after.items() if name in GAUGES}
     for name, value in after.items():
         old = before.get(name)

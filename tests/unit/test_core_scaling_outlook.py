@@ -12,6 +12,7 @@ from scaling_builders import BOUNDS, UNKNOWN, _bounds, _readings, learned, long_
 from pd_operator.core.scaling.bounds import Bounds
 from pd_operator.core.scaling.decide import decide
 from pd_operator.core.scaling.decision import Reason
+from pd_operator.core.scaling.law import Law
 from pd_operator.core.scaling.learned import Learned
 from pd_operator.core.scaling.outlook import Move, WhatIf, outlook
 from pd_operator.core.scaling.readings import Readings
@@ -72,6 +73,14 @@ def test_the_cool_down_that_is_left() -> None:
     before = learned(NOW - 15, d=replace(long_ago(2, NOW), peaks=((NOW - 199.0, 2), (NOW - 150.0, 1))))
     found = looked(readings(running=10.0, kv_tokens=10_000.0), before)["decode"][0]
     assert (found.move, found.count, found.when, found.seconds) == (Move.FALLS, 1, "if the load stays as it is", 105.0)
+
+
+def test_the_cool_down_that_is_left_of_a_longer_memory() -> None:
+    """Of 15 lead times of 120 s, 1,699 s have passed."""
+    before = learned(NOW - 15, d=replace(long_ago(2, NOW), peaks=((NOW - 1699.0, 2), (NOW - 150.0, 1))))
+    made = make("demo/chat", readings(running=10.0, kv_tokens=10_000.0), before, BOUNDS, NOW, Law(decode_memory=15.0))
+    first = outlook(made)["decode"][0]
+    assert (first.move, first.count, first.seconds) == (Move.FALLS, 1, 105.0)
 
 
 @pytest.mark.parametrize(

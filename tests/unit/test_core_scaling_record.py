@@ -15,6 +15,7 @@ from scaling_builders import BOUNDS, any_bounds, any_readings, learned, readings
 
 from pd_operator.core.scaling import codec, record
 from pd_operator.core.scaling.bounds import Bounds
+from pd_operator.core.scaling.decide import decide
 from pd_operator.core.scaling.decision import Reason
 from pd_operator.core.scaling.law import Law
 from pd_operator.core.scaling.learned import Gate, Learned, Memory
@@ -40,6 +41,20 @@ def test_lines_of_an_older_law_decide_the_same() -> None:
     lines = (builders.ROOT / "tests" / "golden" / "decisions-v1.jsonl").read_text().splitlines()
     assert len(lines) == 8 and all("law" not in json.loads(line) for line in lines)
     assert [difference for line in lines for difference in record.replay(line)] == []
+
+
+def test_what_decode_remembers_comes_through_a_status_and_a_replay() -> None:
+    """500 run once and then 100: three replicas are kept for longer than the plain window of 300 s, where that is switched on."""
+    for law, kept in ((Law(decode_memory=15.0), True), (Law(), False)):
+        answers = []
+        state = decide(readings(2, 3, running=500.0, kv_tokens=500_000.0), learned(), BOUNDS, NOW, law).learned
+        for n in range(1, 31):
+            state = codec.decode(Learned, json.loads(json.dumps(codec.encode(state))))
+            made = record.make("demo/chat", readings(2, 3), state, BOUNDS, NOW + 15 * n, law)
+            assert record.replay(made.line()) == []
+            answers.append(made.decision.decode.desired)
+            state = made.decision.learned
+        assert set(answers[:19]) == {3} and (set(answers[19:]) == {3}) is kept
 
 
 def test_a_line_that_was_changed_is_told_apart() -> None:

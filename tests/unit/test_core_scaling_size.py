@@ -13,7 +13,7 @@ from pd_operator.core.scaling.law import Law
 from pd_operator.core.scaling.learned import MAX_PEAKS, Memory
 from pd_operator.core.scaling.need import Need
 from pd_operator.core.scaling.readings import Replicas
-from pd_operator.core.scaling.size import Guards, Sized, hold, size, window_of
+from pd_operator.core.scaling.size import Guards, Sized, hold, size, window_of, window_of_decode
 
 NOW = 1000.0
 BOUNDS = RoleBounds(1, 100, lead_time=120.0)
@@ -128,6 +128,30 @@ def test_a_share_steps_down_in_a_large_pool() -> None:
 @pytest.mark.parametrize(("lead", "window"), [(0.0, 300.0), (200.0, 300.0), (300.0, 450.0)])
 def test_the_window_is_at_least_one_and_a_half_lead_times(lead: float, window: float) -> None:
     assert window_of(RoleBounds(1, 2, lead_time=lead), LAW) == window
+
+
+@pytest.mark.parametrize(
+    ("lead", "window"),
+    [(0.0, 300.0), (20.0, 300.0), (60.0, 900.0), (120.0, 1800.0), (240.0, 3600.0), (600.0, 3600.0), (3000.0, 4500.0)],
+)
+def test_decode_remembers_fifteen_lead_times_and_at_most_an_hour(lead: float, window: float) -> None:
+    bounds = RoleBounds(1, 2, lead_time=lead)
+    on = Law(decode_memory=15.0)
+    assert window_of_decode(bounds, on) == window
+    assert window_of_decode(bounds, LAW) == window_of(bounds, on) == window_of(bounds, LAW)  # off; and prefill
+
+
+def test_a_need_that_was_seen_is_remembered_longer_than_the_count_at_the_start() -> None:
+    """What is there without a known past stays 300 s, what was needed once 1,800 s."""
+    guards = Guards(window=1800.0)
+
+    def falls(before: Sized) -> list[int]:
+        ticks = (299.0, 301.0, 1799.0, 1801.0)
+        return [size(Need(1.0), True, replicas(3), BOUNDS, guards, LAW, before.memory, NOW + s).count for s in ticks]
+
+    assert falls(sized(1.0, replicas(3), guards=guards, memory=Memory())) == [3, 2, 2, 2]
+    assert falls(sized(3.0, replicas(3), guards=guards, memory=Memory())) == [3, 3, 3, 2]
+    assert falls(hold(replicas(3), BOUNDS, LAW, Memory(), NOW, "not known", guards.window)) == [3, 3, 3, 2]
 
 
 def test_unknown_holds_and_starts_the_window_anew() -> None:

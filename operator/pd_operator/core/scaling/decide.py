@@ -19,7 +19,7 @@ from pd_operator.core.scaling.law import DEFAULT, Law
 from pd_operator.core.scaling.learned import DecodeLearned, Learned, Memory, PrefillLearned, average, significant
 from pd_operator.core.scaling.need import Need, need_of_decode, need_of_prefill, tail_of_decode
 from pd_operator.core.scaling.readings import Readings, State
-from pd_operator.core.scaling.size import Guards, Sized, hold, size
+from pd_operator.core.scaling.size import Guards, Sized, hold, size, window_of_decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,13 @@ def _gated(sized: Sized, need: Need, current: int, v: float, law: Law) -> Sized:
 
 
 def _size_decode(readings: Readings, seen: _Seen, need: Need, bounds: Bounds, law: Law, now: float) -> Sized:
-    memory, replicas = seen.decode.memory, readings.decode
+    memory, replicas, window = seen.decode.memory, readings.decode, window_of_decode(bounds.decode, law)
     if need.missing:
-        return hold(replicas, bounds.decode, law, memory, now, f"not known: {', '.join(need.missing)}")
-    guards = _keep(readings, seen)
+        return hold(replicas, bounds.decode, law, memory, now, f"not known: {', '.join(need.missing)}", window)
+    guards = replace(_keep(readings, seen), window=window)
     queue, v = known(readings.queued_tokens), seen.prefill.throughput
     if guards.keep is None and law.hold_decode > 0 and queue and v and queue > law.hold_decode * v * readings.prefill.ready:
-        guards = Guards(keep=Reason.HOLD, keep_detail="prefill is short: decode only looks idle")
+        guards = replace(guards, keep=Reason.HOLD, keep_detail="prefill is short: decode only looks idle")
     if seen.congested and not replicas.blocked:
         guards = replace(guards, floor=replicas.ready + 1)
     b, left = batch(seen.decode, bounds, law), replicas.desired - 1

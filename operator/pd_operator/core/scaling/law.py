@@ -58,6 +58,8 @@ class Law:
     tail: float = 0.0  # z: A counts with z standard deviations of its ticks on top
     decode_tail: float = 0.0  # z: D goes down only if mean R + z standard deviations of its ticks fits into what stays
     decode_tail_window: float = 300.0  # s, EWMA of that mean and variance: the down window's length
+    decode_memory: float = 0.0  # decode's down window is at least so many lead times: see size.window_of_decode
+    decode_memory_most: float = 3600.0  # s, at most this by that rule; a bound, not measured
     hold_decode: float = 0.0  # s of queued prefill above which no D goes down (D looks idle while P is short)
     split_hysteresis: bool = False  # at the cap, a split within one replica of the present one is kept
     gate_fullness: float = 0.6  # share of b that R must take before a waiting handoff counts as a full D (else: the link)

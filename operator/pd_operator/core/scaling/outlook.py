@@ -16,7 +16,7 @@ from pd_operator.core.scaling.decision import Reason, RoleDecision
 from pd_operator.core.scaling.hypothesis import LOADS, Load, World, amount
 from pd_operator.core.scaling.readings import Readings, Replicas
 from pd_operator.core.scaling.record import Record
-from pd_operator.core.scaling.size import window_of
+from pd_operator.core.scaling.size import window_of, window_of_decode
 
 AS_IT_IS = "if the load stays as it is"
 DOUBLINGS = 40  # of a load, before it is said that no load does it
@@ -74,9 +74,10 @@ def _of(world: World, role: Role, answer: RoleDecision) -> list[WhatIf]:
 
 def _horizon(world: World, role: Role) -> float:
     """Seconds after which a down window, however patient, has passed."""
+    law, bounds = world.record.law, world.bounds
     memory = world.learned.prefill.memory if role == "prefill" else world.learned.decode.memory
-    law = world.record.law
-    return window_of(_bounds(world.bounds, role), law) * max(1.0, memory.patience) + law.down_interval + 2 * world.bounds.tick
+    window = window_of(bounds.prefill, law) if role == "prefill" else window_of_decode(bounds.decode, law)
+    return window * max(1.0, memory.patience) + law.down_interval + 2 * bounds.tick
 
 
 def _time(world: World, role: Role, answer: RoleDecision) -> WhatIf | None:

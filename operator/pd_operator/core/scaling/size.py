@@ -23,6 +23,7 @@ class Guards:
     floor: int = 0  # decode that is congested: one more than is ready
     keep: Reason | None = None  # why it may not go down
     keep_detail: str = ""
+    window: float = 0.0  # s for which a need is remembered before a step down, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,20 @@ def window_of(bounds: RoleBounds, law: Law) -> float:
     return max(law.down_window, law.down_lead_times * bounds.lead_time)
 
 
-def hold(replicas: Replicas, bounds: RoleBounds, law: Law, memory: Memory, now: float, detail: str) -> Sized:
-    """Unknown: the count stays, and the down window starts anew (invariant I4)."""
+def window_of_decode(bounds: RoleBounds, law: Law) -> float:
+    """The same for decode, which no queue of prompts saves from a burst: what it has not got waits as held KV.
+
+    Of a load that goes on as it was, any of equal stretches is as likely as another to hold the highest need. So what the last m
+    lead times needed is too little in the next one, which is how long more takes to come, in one of m + 1 cases.
+    """
+    return max(window_of(bounds, law), min(law.decode_memory * bounds.lead_time, law.decode_memory_most))
+
+
+def hold(replicas: Replicas, bounds: RoleBounds, law: Law, memory: Memory, now: float, detail: str, window: float = 0.0) -> Sized:
+    """Unknown: the count stays, and the down window (of `window` seconds at least) starts anew (invariant I4)."""
     count = replicas.desired
     limit = Limit(Reason.SIGNALS_UNKNOWN, count, count, detail)
-    peaks = memory.push(now, count, window_of(bounds, law))
+    peaks = memory.push(now, count, max(window, window_of(bounds, law)))
     return Sized(count, count, Reason.SIGNALS_UNKNOWN, (limit,), replace(memory, peaks=peaks))
 
 
@@ -57,10 +67,11 @@ def size(
     total = need.total or 0.0
     wanted = max(bounds.minimum, math.ceil(total - law.dead_band), guards.floor)
     memory = _patience(memory, wanted > replicas.desired, window_of(bounds, law), law, now)
-    window = window_of(bounds, law) * memory.patience
+    least = window_of(bounds, law) * memory.patience
+    window = max(least, guards.window * memory.patience)
     current = replicas.desired
-    # No past is known: what there is counts as wanted, so that nothing shrinks before a whole window was seen.
-    past = memory if memory.peaks else Memory(peaks=((round(now, 3), current),))
+    # No past is known: what there is counts as wanted, but no longer than in a plain window: it is no need that was seen.
+    past = memory if memory.peaks else Memory(peaks=((round(now - window + least, 3), current),))
     peaks = past.push(now, wanted, window)
     memory = replace(memory, peaks=peaks)
     if wanted > current:

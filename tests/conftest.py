@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from cluster import named, session
 from cluster.handle import Cluster
 from cluster.kwok import FakeNodes
+from cluster.progress import wait_for
 
 # Tests count, they do not time: on a loaded machine generating an input may take seconds. pytest-timeout bounds a hang.
 settings.register_profile("pdd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -112,10 +113,13 @@ def kubeconfig(any_cluster: Cluster) -> Path:
 
 @pytest.fixture
 def namespace(any_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of this test alone, deleted at the end; with nodes, that waits until its pods are gone (at most 120 s)."""
+    """A namespace of this test alone, deleted at the end: with fake nodes until it is gone, with real ones until its pods are."""
     stem = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:40].strip("-")
     name = f"{stem}-{secrets.token_hex(3)}"
     any_cluster.kubectl("create", "namespace", name)
     yield name
-    wait = bool(any_cluster.nodes or any_cluster.kwok_nodes)
+    wait = bool(any_cluster.kwok_nodes)
     any_cluster.kubectl("delete", "namespace", name, f"--wait={'true' if wait else 'false'}", "--ignore-not-found", timeout=120)
+    if any_cluster.nodes:
+        pods = ("get", "pods", "-n", name, "-o", "name")
+        wait_for(f"no pod in {name}", lambda: not any_cluster.kubectl(*pods).strip(), timeout=120, interval=0.5)

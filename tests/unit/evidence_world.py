@@ -85,6 +85,8 @@ class World:
         """Requests that are handed over as they should, spread evenly."""
         fed = [p for p in self.of("prefill") if not p.deleting and p.pod in (list(prefills) or [p.pod])]
         took = [p for p in self.of("decode") if not p.deleting and p.pod in (list(decodes) or [p.pod])]
+        for router in self.of("router"):
+            router.add(offered=requests / len(self.of("router")))
         for p in fed:
             n = requests / len(fed)
             p.add(computed=500 * n, prompts=n, ended=n, good_answers=n)

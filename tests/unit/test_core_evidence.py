@@ -145,6 +145,20 @@ def test_an_engine_that_its_router_has_stopped_asking_is_named() -> None:
     assert world.reasons() == []
 
 
+@pytest.mark.parametrize("others", [0, 20])
+def test_one_error_a_minute_is_enough_where_every_request_fails(others: float) -> None:
+    """The circuit had opened before the operator looked: what smg tries once a minute is all that the engine sees."""
+    world = World(decode=1)
+    world.pages.append(Page("r0", "router", values={"failed": 0.0}))
+    for n in range(12):
+        if n % 4 == 1:
+            world.page("d0").add(bad_answers=1)
+        no_answer(world, 20)
+        world.page("r0").add(offered=others)
+        world.tick()
+    assert world.reasons() == ([] if others else ["BrokenPath"])
+
+
 @pytest.mark.parametrize("restarted", [True, False])
 def test_errors_of_an_engine_that_ended_say_nothing_of_the_next(restarted: bool) -> None:
     """It died with ten errors; the one that came after it is ready, and its router has not found it yet."""

@@ -26,6 +26,7 @@ SHARE: Final = 0.3  # of the prompts computed on decode; requests for several an
 FAILED_SHARE: Final = 0.2  # of the transfers
 EXPIRED_SHARE: Final = 0.05  # of prefill's requests: clients that leave between prefill and decode let leases expire too
 MAX_WHY: Final = 100  # characters of somebody else's words: what to do next stands behind them
+ALL: Final = 0.9  # of the requests that routers got in a while may count as all: some are still under way
 HEALTHY: Final = 0.1  # of the requests may be fallbacks for a finding to be taken back
 
 
@@ -199,14 +200,16 @@ def _path(view: SliceView, now: float) -> Iterator[Finding]:
             f"lease of {view.lease:.0f}s. Next: kubectl logs of the decode pods, for transfers that hang"
         )
         yield Finding(Reason.BROKEN_PATH, view.name, view.name, view.stuck_since, text)
-    failed = sum(t.total("failed", now - HOLD) or 0.0 for t in view.of("router"))
+    failed, offered = (sum(t.total(name, now - HOLD) or 0.0 for t in view.of("router")) for name in ("failed", "offered"))
+    few = 1 if failed >= max(SOME, ALL * offered) else SOME
     for track in (*view.of("prefill"), *view.of("decode")):
-        yield from _errors(view, track, failed > 0)
+        yield from _errors(view, track, failed > 0, few)
 
 
-def _errors(view: SliceView, track: Track, routers_fail: bool) -> Iterator[Finding]:
-    """An engine that answers every request with a server error. A router stops asking it then (smg after ten, for a minute), so
-    signs need not go on while the routers' own requests fail."""
+def _errors(view: SliceView, track: Track, routers_fail: bool, few: int) -> Iterator[Finding]:
+    """An engine that answers every request with a server error, `few` at least. A router stops asking it then (smg after ten, for a
+    minute, and then for a minute again after one more), so signs need not go on while the routers' own requests fail, and where all
+    of those fail one answer is enough: the others may have come before this process looked."""
     if not track.last.ready or any(track.total(name) is None for name in ("bad_answers", "good_answers")):
         return
     well = max((s.time for s in track.steps if s.grown.get("good_answers", 0.0) > 0), default=0.0)
@@ -216,12 +219,12 @@ def _errors(view: SliceView, track: Track, routers_fail: bool) -> Iterator[Findi
     steps = [(s.time, s.grown.get("bad_answers", 0.0) - s.grown.get("rejected", 0.0)) for s in track.steps if s.time >= since]
     when = [time for time, bad in steps if bad > 0]
     bad = sum(max(0.0, bad) for _, bad in steps)
-    if bad < SOME or track.steps[-1].time - when[0] < HOLD or not (routers_fail or _holds(when, track)):
+    if bad < few or track.steps[-1].time - when[0] < HOLD or not (routers_fail or _holds(when, track)):
         return
     pod = track.last.pod
     alone = "; the routers refuse what comes meanwhile" if routers_fail and not _holds(when, track) else ""
     text = (
-        f"{track.last.side} pod {pod}: {bad:.0f} requests since {clock(when[0])}, all answered with a server error{alone}. "
+        f"{track.last.side} pod {pod}: requests since {clock(when[0])}: {bad:.0f}, all answered with a server error{alone}. "
         f"Next: kubectl logs {pod} -c engine; a new pod in its place begins anew"
     )
     yield Finding(Reason.BROKEN_PATH, pod, view.name, when[0], text)

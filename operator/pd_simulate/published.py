@@ -105,10 +105,11 @@ class Part:
     verdicts: Sequence[Verdicts]  # ours against every policy that ran all seeds, by TARGETS
 
 
-def parts(rows: Sequence[Row]) -> list[Part]:
+def parts(rows: Sequence[Row], first_seed: bool = False) -> list[Part]:
     """Scenarios with the seeds that ours and the policies of the first block ran whole: every value of the knob.
 
-    What ran fewer seeds than those is not judged, and named: it neither wins nor loses by what was not run.
+    What ran fewer seeds than those is not judged, and named: it neither wins nor loses by what was not run. With `first_seed` only
+    the first of those seeds counts, so that policies are judged which ran no more.
     """
     shipped = matrix.shipped(MATRIX)
     wanted: dict[str, dict[tuple[str, int], set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -121,6 +122,7 @@ def parts(rows: Sequence[Row]) -> list[Part]:
         policies = sorted({policy for policy, _ in group})
         first = {policy for policy in policies if policy in shipped.blocks[0].policies and (policy, 0) in whole}
         seeds = sorted({seed for _, seed in group if all((policy, seed) in whole for policy in first | {OURS})})
+        seeds = seeds[:1] if first_seed else seeds
         judged = [policy for policy in policies if seeds and all((policy, seed) in whole for seed in seeds)]
         if len(judged) > 1:
             kept = [row for row in rows if row.cell.scenario == name and row.cell.policy in judged and row.cell.seed in seeds]
@@ -140,6 +142,7 @@ def page(runs: Sequence[tuple[Row, str]]) -> str:
         ("Against what was aimed at", _aims(real, shocks)),
         ("Losses", _losses(found)),
         ("Every policy", [line for part in real for line in _points(part)]),
+        ("The rest of the policies, one seed", _rest(found, parts([row for row, _ in runs], first_seed=True))),
         ("Shocks", _judged(shocks)),
         ("All signals unknown for five minutes", _outage(shocks, runs)),
         ("What was left out", [f"* {text}" for text in matrix.shipped(MATRIX).left_out]),
@@ -255,10 +258,34 @@ def _losses(found: Sequence[Part]) -> list[str]:
     return lines or ["None."]
 
 
-def _points(part: Part) -> list[str]:
-    words = "attainment / mean GPUs at the lowest, middle and highest headroom, means over seeds:"
+def _rest(found: Sequence[Part], alone: Sequence[Part]) -> list[str]:
+    """Where the first seed was run by more policies than all seeds: the cheapest of them all there, and what the rest did."""
+    judged = {part.scenario.cell.scenario: part.scenario.policies for part in found}
+    more = [(part, sorted(set(part.scenario.policies) - set(judged.get(part.scenario.cell.scenario, ())))) for part in alone]
+    more = [(part, names) for part, names in more if names]
+    lines = _table("scenario, one seed", "peers judged", "at", "ours, GPUs", "ours is", "reached by", "cheapest peers, GPUs")
+    for part, _ in more:
+        lines += [_row(part.scenario.title, *_among(item)) for item in part.verdicts]
+    return [*lines, *(line for part, names in more for line in _points(part, names))] if more else []
+
+
+def _among(item: Verdicts) -> tuple[object, ...]:
+    """Peers, the attainment, ours, its rank among those that reach it, how many do, and the cheapest three."""
+    peers_ = [name for name in item.standings if is_peer(name)]
+    reaching = {name: mean for name in peers_ if (mean := item.standings[name].mean) is not None}
+    cheapest = sorted(reaching, key=lambda name: (reaching[name], name))[:3]
+    mine = item.standings[OURS].mean
+    place = "" if mine is None else f"number {1 + sum(cost < mine for cost in reaching.values())}"
+    told = ", ".join(f"{name} {_gpus(item, name)}" for name in cheapest) or "none"
+    return len(peers_), f"{100 * item.target:g} %", _gpus(item, OURS), place, len(reaching), told
+
+
+def _points(part: Part, names: Sequence[str] | None = None) -> list[str]:
+    """The sweeps of these policies, of all that were judged without them."""
+    over = "means over seeds" if names is None else "one seed"
+    words = f"attainment / mean GPUs at the lowest, middle and highest headroom, {over}:"
     lines = ["", f"**{part.scenario.title}**, {words}", "", *_table("policy", "lowest", "middle", "highest")]
-    for name in part.scenario.policies:
+    for name in part.scenario.policies if names is None else names:
         sweep = [point for _, point in part.scenario.sweep(name)]
         if name in FALLING:  # the knob's values fall as headroom rises
             sweep.reverse()

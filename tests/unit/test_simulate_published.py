@@ -15,7 +15,7 @@ from pd_simulate.cell import Cell, Row
 from pd_simulate.scenario import window
 
 DOCS = builders.ROOT / "docs" / "simulate"
-COST = {"ours": 10.0, "oracle": 9.0, "hpa-utilization": 12.0}
+COST = {"ours": 10.0, "oracle": 9.0, "hpa-utilization": 12.0, "wva-v2": 9.0}
 
 
 def runs(keep: tuple[tuple[str, int], ...]) -> list[tuple[Row, str]]:
@@ -53,7 +53,7 @@ def test_a_csv_gives_the_runs_back() -> None:
 
 
 def test_a_win_is_told_at_each_attainment_that_was_reached() -> None:
-    whole = tuple((name, seed) for name in COST for seed in (0, 1))
+    whole = tuple((name, seed) for name in COST if name != "wva-v2" for seed in (0, 1))
     page = published.page(runs(whole))
     # at 95 %: 11 + 0.4 GPUs of ours (10 x 1.1 at 92 %, 12 at 99.5 %), times 1.2 of the peer
     line = next(line for line in page.splitlines() if line.startswith("| mix, 32 GPUs | 95 %"))
@@ -94,3 +94,15 @@ def test_steps_down_while_nothing_is_known_are_counted(tmp_path: Path) -> None:
 def test_a_page_without_its_markers_is_refused(document: str) -> None:
     with pytest.raises(ValueError, match=r"result\.md: accepted is a page with one line"):
         published.insert(document, "x")
+
+
+def test_a_policy_that_ran_one_seed_alone_is_judged_on_that_one() -> None:
+    """Two seeds of ours and hpa-utilization, one of wva-v2, which costs 9, less than ours: ours is second there."""
+    seeds = tuple((name, seed) for name in ("ours", "oracle", "hpa-utilization") for seed in (0, 1))
+    made = runs((*seeds, ("wva-v2", 0)))
+    [part] = published.parts([row for row, _ in made])
+    assert "wva-v2" in part.short
+    page = published.page(made)
+    assert "| mix, 32 GPUs | 2 | 90 % | 10.71 | number 2 | 2 | wva-v2 9.64, hpa-utilization 12.86 |" in page
+    assert "| wva-v2 | 85.0 % / 9.00 | 92.0 % / 9.90 | 99.5 % / 10.80 |" in page.split("## The rest of the policies, one seed")[1]
+    assert "## The rest of the policies, one seed\n\nNot run." in published.page(runs(seeds))

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 import requests
 
-from pd_operator.canary_http import Http, NoAnswer, told
+from pd_operator.canary_http import Http, NoAnswer
 from pd_operator.core.canary_case import BUDGET, KEY_VARIABLE, REQUESTS, VARIABLE, Case, Engine
 from pd_operator.core.proof import MAX_BYTES, Cache, Comparison, Evidence, Moved, Reuse, Verdict, judge_handoff, judge_offload
 from pd_operator.signals.exposition import Reader
@@ -142,7 +142,7 @@ class Canary:
                 lent = self._sum("lmcache", [f"{e.cache}/metrics" for e in self._case.decode if e.cache])
                 found["borrowed"] = found.get("borrowed", 0.0) + lent.get("borrowed", 0.0)
         except (NoAnswer, ValueError, KeyError, TypeError) as error:
-            return f"LMCache: {told(error)}"
+            return f"LMCache: {self._http.told(error)}"
         return found
 
     def _apart(self) -> str:
@@ -205,7 +205,7 @@ class Canary:
         try:
             return str(json.loads(self._http.page(f"{engine.url}/version", PAGE))["version"])
         except (ValueError, KeyError, TypeError) as error:
-            raise NoAnswer(f"{engine.pod}: {engine.url}/version is no version: {told(error)}") from error
+            raise NoAnswer(f"{engine.pod}: {engine.url}/version is no version: {self._http.told(error)}") from error
 
     def _each(self, do: Callable[[T], R], items: Iterable[T]) -> list[R]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -258,7 +258,7 @@ class Canary:
         try:
             status, text = self._http.post_patiently(f"{url}/v1/completions", body, left, connect, {"X-Request-Id": mark})
         except requests.RequestException as error:
-            raise Failed(f"{url}: {told(error)[:SHOWN]}") from error
+            raise Failed(f"{url}: {self._http.told(error)[:SHOWN]}") from error
         try:
             found = json.loads(text)
             choice = found["choices"][0]
@@ -266,7 +266,7 @@ class Canary:
                 return Answer(prompt, str(choice["text"]), int(found["usage"]["prompt_tokens"]))
         except (ValueError, KeyError, TypeError, IndexError):
             pass
-        raise Failed(f"{url} answered {status}: {told(text)[:SHOWN]}")
+        raise Failed(f"{url} answered {status}: {self._http.told(text)[:SHOWN]}")
 
     def _compare(self, answers: list[Answer]) -> Comparison:
         """The same prompts through one prefill engine alone. Not decode: it would read the very state that it was handed."""
@@ -299,7 +299,7 @@ class Canary:
             self._ask(engine.url, answer.prompt, f"{case.mark}-again")
             after = self._sum("lmcache", [f"{engine.cache}/metrics"]).get("hit", 0.0)
         except (Failed, NoAnswer, requests.RequestException) as error:
-            return Reuse(skipped=f"reuse not tried: {told(error)[:SHOWN]}")
+            return Reuse(skipped=f"reuse not tried: {self._http.told(error)[:SHOWN]}")
         return Reuse(hit=after - before, expected=case.chunk)
 
     def _drop(self, engine: Engine) -> str:

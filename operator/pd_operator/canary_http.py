@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -26,6 +27,9 @@ class Http:
 
     def __init__(self, key: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # An engine or a router may repeat what it was sent, and an error quotes a key that ends with a line break.
+        forms = {key.strip(), json.dumps(key.strip())[1:-1]} - {""}
+        self._hidden = sorted(forms, key=len, reverse=True)
         self._clock = clock
 
     def page(self, url: str, limit: float) -> bytes:
@@ -39,7 +43,7 @@ class Http:
                     return answer.content
                 last = f"status {answer.status_code}"
             except requests.RequestException as error:
-                last = told(error)
+                last = self.told(error)
             if self._clock() > end:
                 raise NoAnswer(f"waited {limit:.0f} s for {url}: {last}")
             time.sleep(PAUSE)
@@ -65,8 +69,15 @@ class Http:
                 if not _refused(error):
                     raise
                 if self._clock() > end:
-                    raise NoAnswer(f"waited {connect:.0f} s for {url} to accept a connection: {told(error)}") from error
+                    raise NoAnswer(f"waited {connect:.0f} s for {url} to accept a connection: {self.told(error)}") from error
             time.sleep(PAUSE)
+
+    def told(self, error: object) -> str:
+        """One line of somebody's words, without the key and without what else looks like a credential (invariant I10)."""
+        text = str(error) or type(error).__name__
+        for secret in self._hidden:
+            text = text.replace(secret, "[redacted]")
+        return SECRETS.sub(r"\1[redacted]", " ".join(text.split()))
 
     def _session(self, limit: float) -> BoundedSession:
         session = BoundedSession(MAX_BYTES)
@@ -81,9 +92,3 @@ def _refused(error: requests.RequestException) -> bool:
     return (
         isinstance(error, requests.ConnectTimeout) or "Failed to establish a new connection" in words or "NameResolution" in words
     )
-
-
-def told(error: object) -> str:
-    """One line of somebody's words, without what looks like a credential (invariant I10)."""
-    text = str(error) or type(error).__name__
-    return SECRETS.sub(r"\1[redacted]", " ".join(text.split()))

@@ -86,8 +86,11 @@ def example(engine: Engine) -> dict[str, Any]:
     return document
 
 
-def values(image: str) -> dict[str, Any]:
-    """Chart values: images that lie on the nodes. The annotation rolls the operator when its image changed under the same name."""
+def values(image: str, decisions: str = "") -> dict[str, Any]:
+    """Chart values: images that lie on the nodes. The annotation rolls the operator when its image changed under the same name.
+
+    `decisions`: file of the decision log in the operator's pod, none unless given.
+    """
     repository, tag = images.OPERATOR.name.rsplit(":", 1)
     return {
         "image": {"repository": repository, "tag": tag},
@@ -96,18 +99,19 @@ def values(image: str) -> dict[str, Any]:
             "router": {"smg": images.ROUTER.name, "vllm-router": images.ROUTER.name},
         },
         "podAnnotations": {"demo/image": images.OPERATOR.key},
+        "log": {"decisions": decisions},
     }
 
 
-def install(cluster: Cluster, image: str) -> None:
-    """`helm upgrade --install`, into a namespace under Pod Security `restricted`.
+def install(cluster: Cluster, image: str, decisions: str = "") -> None:
+    """`helm upgrade --install` with `values`, into a namespace under Pod Security `restricted`.
 
     Raises RuntimeError with helm's words and the state of the operator's pods.
     """
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": INSTALL_NAMESPACE, "labels": labels}})
     arguments = ["upgrade", "--install", "pd-operator", str(CHART), "--namespace", INSTALL_NAMESPACE, "--wait", "--timeout", "180s"]
-    done = helm(cluster, *arguments, "--values", "-", stdin=yaml.safe_dump(values(image)))
+    done = helm(cluster, *arguments, "--values", "-", stdin=yaml.safe_dump(values(image, decisions)))
     if done.returncode != 0:
         pods = cluster.kubectl("get", "pods", "-n", INSTALL_NAMESPACE, "-o", "wide", check=False)
         log = cluster.kubectl("logs", "-n", INSTALL_NAMESPACE, "deployment/pd-operator", "--tail", "20", check=False)

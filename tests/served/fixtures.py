@@ -11,12 +11,14 @@ from cluster.handle import Cluster
 from demo import stack
 from served.served import Served
 
+DECISIONS = "/tmp/decisions.jsonl"  # in the operator's pod
+
 
 @pytest.fixture(scope="session")
 def install(nodes_cluster: Cluster) -> Cluster:
     """The nodes' cluster with the images and the operator, installed from its chart, in it."""
     images.load(nodes_cluster, "base", "router", "standin", "operator")
-    stack.install(nodes_cluster, "standin")
+    stack.install(nodes_cluster, "standin", decisions=DECISIONS)
     return nodes_cluster
 
 

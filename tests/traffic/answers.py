@@ -34,9 +34,18 @@ class Answer:
 
 
 async def ask(
-    session: aiohttp.ClientSession, url: str, model: str, prompt: str, *, tokens: int, stream: bool, limit: float = LIMIT_S
+    session: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    prompt: str,
+    *,
+    tokens: int,
+    stream: bool,
+    limit: float = LIMIT_S,
+    key: str = "",
 ) -> Answer:
     """Send one chat request of exactly `tokens` output tokens. Never raises: what went wrong stands in `problem`."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -50,7 +59,10 @@ async def ask(
     begin = time.monotonic()
     try:
         async with session.post(
-            f"{url}/v1/chat/completions", json=body, timeout=aiohttp.ClientTimeout(total=limit, sock_connect=10)
+            f"{url}/v1/chat/completions",
+            json=body,
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=limit, sock_connect=10),
         ) as response:
             worker = response.headers.get("x-smg-routed-worker-id", "")
             if response.status != 200:

@@ -31,6 +31,7 @@ class Load:
     model: str
     tokens: int
     answers: list[Answer] = field(default_factory=list)
+    key: str = ""  # of the engines, as the client sends it
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(random.randrange(10**9)))
 
     @property
@@ -47,7 +48,7 @@ class Load:
     async def one(self, session: aiohttp.ClientSession, *, stream: bool, tokens: int | None = None) -> Answer:
         """One request, recorded."""
         text = prompt(next(self.numbers))
-        answer = await ask(session, self.url, self.model, text, tokens=tokens or self.tokens, stream=stream)
+        answer = await ask(session, self.url, self.model, text, tokens=tokens or self.tokens, stream=stream, key=self.key)
         self.answers.append(answer)
         return answer
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +14,15 @@ import pytest
 from pd_operator import canary
 from pd_operator.api.conditions import Reason
 from pd_operator.core import proof
-from pd_operator.core.canary_case import DEADLINE, MOST_REQUESTS, REQUESTS, VARIABLE, Case, Engine
+from pd_operator.core.canary_case import DEADLINE, KEY_VARIABLE, MOST_REQUESTS, REQUESTS, VARIABLE, Case, Engine
 from pd_operator.core.proof import Evidence
 from pd_operator.upstream import canary_counters
 from pd_operator.upstream.signals_table import Kind, Series
+from standin.door import Answering, door
 from standin.local import NAME, Local, Running, free_port, handoff, until, with_cache
 
 pytestmark = pytest.mark.timeout(120)
 CHUNK = 64
-Answering = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 
 
 @dataclass
@@ -90,35 +87,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "LATE", 0.4)
     monkeypatch.setattr(canary, "PAGE", 1.0)
     monkeypatch.setattr(canary, "CONNECT", 1.0)
-
-
-@contextmanager
-def door(answer: Answering) -> Iterator[tuple[str, list[str]]]:
-    """A Service with one router; yields its URL and the ids of the requests that came."""
-    ids: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            ids.append(self.headers["X-Request-Id"])
-            status, content = answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            raw = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-        def log_message(self, *_: Any) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", ids
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
 
 
 def seen(pair: Pair, answer: Answering | None = None, **changes: Any) -> Evidence:
@@ -186,7 +154,8 @@ def test_prefill_that_refuses_to_be_read_is_a_failed_transfer(pair: Pair) -> Non
     assert verdict.reason is Reason.TRANSFER_FAILED, verdict
 
 
-def test_a_wrong_side_channel_address_is_a_failed_transfer(pair: Pair) -> None:
+def test_a_wrong_side_channel_address_is_a_failed_transfer(local: Local) -> None:
+    pair = pair_of(local)  # decode keeps what it knows of an engine
     nobody = free_port()
 
     def astray(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -341,6 +310,19 @@ def test_the_program_leaves_evidence_and_an_exit_code(pair: Pair, tmp_path: Path
         assert canary.main({VARIABLE: pair.case(url).model_dump_json()}, str(log)) == 1
     assert canary.main({}, str(log)) == 2
     assert "PDD_CANARY" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["zq9-violet.harbour", 'with "quotes" inside', "zq9-violet.harbour\n"])
+def test_a_key_that_somebody_repeats_is_in_nothing_that_the_program_leaves(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    """Invariant I10: what it leaves is status, a log and an event. No rule of what keys look like finds these."""
+    log = tmp_path / "termination-log"
+    with door(lambda _: (401, {"error": f"nobody {key} is known here, and no key of {60 * '.'} {key}"})) as (url, _):
+        assert canary.main({VARIABLE: pair.case(url).model_dump_json(), KEY_VARIABLE: key}, str(log)) == 1
+    left = log.read_text() + capsys.readouterr().out
+    assert "[redacted]" in left
+    assert not [form for form in (key.strip(), json.dumps(key.strip())[1:-1], "violet", "quotes") if form in left], left
 
 
 def test_the_program_ends_before_its_job_does() -> None:

@@ -142,6 +142,19 @@ def test_the_engines_key_reaches_the_router_that_needs_it_as_a_reference() -> No
         assert [var for var in env if "API_KEY" in var["name"]] == expected
 
 
+def test_the_router_that_has_no_key_is_told_the_models_name_where_engines_ask_for_one() -> None:
+    """Its look at an engine's /v1/models is refused then. Engines without a key are as they were."""
+    keyed = {"engine": {"env": [{"name": "VLLM_API_KEY", "valueFrom": REFERENCE}]}, "model": {"name": "big"}}
+    for changes, kind, expected in ((keyed, "smg", True), (keyed, "vllm-router", False), ({}, "smg", False)):
+        _, _, bundle = rendered({**changes, "router": {"type": kind}})
+        pods = builders.pod_specs(bundle)
+        router = next(p for n, p in pods.items() if n.endswith("-router"))
+        args = builders.containers(router)["router"]["args"]
+        assert ("--model-id-from annotation:pdserve.dev/model" in " ".join(args)) is expected, args
+        names = [p["metadata"]["annotations"].get("pdserve.dev/model") for n, p in pods.items() if not n.endswith("-router")]
+        assert names == 2 * ["big" if changes else None], names
+
+
 def test_engines_get_no_token_of_the_api_server() -> None:
     _, _, bundle = rendered({"lmcache": {"p2p": {"enabled": True}}})
     found = builders.by_name(bundle)

@@ -19,6 +19,7 @@ FRONT: Final = "pdserve.dev/front"
 CANARY: Final = "pdserve.dev/canary"  # number of a slice's canary Job
 ABOUT: Final = "pdserve.dev/about"  # hash of what the canary is about: core/verification.py
 APPLIED_HASH: Final = "pdserve.dev/applied-hash"
+MODEL: Final = "pdserve.dev/model"  # annotation of engine pods that ask for a key: the model's name, for a router that has none
 SITE: Final = "pdserve.dev/site"  # annotation of a slice's engine workloads: core/sites.py
 LLMD_ROLE: Final = "llm-d.ai/role"  # so that the llm-d router's discovery works on our pods as they are
 DEPLOYMENT_KIND: Final = "Deployment"

@@ -12,6 +12,7 @@ from pd_operator.core.names import (
     DEPLOYMENT_KIND,
     GROUP_KIND,
     LLMD_ROLE,
+    MODEL,
     REVISION,
     ROLE,
     ROLES,
@@ -27,6 +28,7 @@ from pd_operator.core.rollout import SlicePlan
 from pd_operator.core.snapshot import Snapshot
 from pd_operator.render import group, objects, site
 from pd_operator.render.model import Model, locate
+from pd_operator.render.router import engine_api_key
 from pd_operator.render.template import merge, merge_env
 from pd_operator.upstream import lmcache, smg, vllm, vllm_nodes
 
@@ -73,7 +75,8 @@ def pod_template(snapshot: Snapshot, role: Role, revision: str) -> dict[str, Any
     if spec.lmcache is not None:
         servers = vllm_nodes.cache_servers(spec.roles[role], workload(name, role))
         pod["initContainers"] = [_server(snapshot, spec.lmcache, name, bool(servers))]
-    ours = {"metadata": {"labels": labels, "annotations": dict(smg.ENGINE_ANNOTATIONS)}, "spec": pod}
+    named = {MODEL: spec.model.name or snapshot.name} if engine_api_key(snapshot) is not None else {}
+    ours = {"metadata": {"labels": labels, "annotations": dict(smg.ENGINE_ANNOTATIONS) | named}, "spec": pod}
     return merge(ours, spec.roles[role].template)
 
 

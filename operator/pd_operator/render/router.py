@@ -71,7 +71,7 @@ def _container(snapshot: Snapshot, slice_: SlicePlan) -> dict[str, Any]:
         snapshot.images["router"],
         snapshot,
         command=list(program.COMMAND),
-        args=program.arguments(snapshot.namespace, prefill, decode, vllm.PORT, spec.router.args, _limits(snapshot)),
+        args=program.arguments(snapshot.namespace, prefill, decode, vllm.PORT, spec.router.args, _defaults(snapshot)),
         env=program.environment(engine_api_key(snapshot)),
         ports=[
             {"name": "http", "containerPort": program.PORT, "protocol": "TCP"},
@@ -84,10 +84,15 @@ def _container(snapshot: Snapshot, slice_: SlicePlan) -> dict[str, Any]:
     )
 
 
-def _limits(snapshot: Snapshot) -> list[tuple[str, ...]]:
-    """Limits that the revision asks for; routers of an older one are rendered from its own spec, so no edit changes them."""
+def _defaults(snapshot: Snapshot) -> list[tuple[str, ...]]:
+    """Limits that the revision asks for; routers of an older one are rendered from its own spec, so no edit changes them.
+
+    And what the router needs where the engines ask for a key.
+    """
     spec = snapshot.spec
-    return backpressure.router_limits(spec.router.type, spec.backpressure.max_queue_time, [*spec.engine.args, *spec.prefill.args])
+    keyed = catalog.router(spec).keyed() if engine_api_key(snapshot) is not None else []
+    arguments = [*spec.engine.args, *spec.prefill.args]
+    return [*backpressure.router_limits(spec.router.type, spec.backpressure.max_queue_time, arguments), *keyed]
 
 
 def engine_api_key(snapshot: Snapshot) -> Mapping[str, Any] | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pd_operator.core.capabilities import Program
+from pd_operator.core.names import MODEL
 from pd_operator.upstream.flags import with_defaults
 
 TESTED: Final = "1.13.0"
@@ -80,6 +81,12 @@ def probes() -> dict[str, Any]:
         "readinessProbe": {"httpGet": ready, "periodSeconds": 2, "timeoutSeconds": 3, "failureThreshold": 2},
         "livenessProbe": {"httpGet": live, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
     }
+
+
+def keyed() -> list[tuple[str, ...]]:
+    """Flags where engines ask for a key. smg has none of its own: its look at /v1/models of an engine is refused, and it answers
+    requests for a model that it does not know with 404 (measured). So the engines' pods say the name."""
+    return [("--model-id-from", f"annotation:{MODEL}")]
 
 
 def environment(engine_api_key: Mapping[str, Any] | None) -> list[dict[str, Any]]:

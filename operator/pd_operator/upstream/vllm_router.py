@@ -67,6 +67,11 @@ def arguments(
 probes = smg.probes
 
 
+def keyed() -> list[tuple[str, ...]]:
+    """Flags where engines ask for a key: none, it asks no engine for the model's name."""
+    return []
+
+
 def environment(engine_api_key: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Environment. It replaces the client's Authorization by `Bearer $OPENAI_API_KEY` (measured): give it the engines' key."""
     env = smg.environment(None)

@@ -1,7 +1,7 @@
 """The decode side of a handoff: reads a prompt's KV from the prefill engine that computed it."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from standin import wire
@@ -54,6 +54,8 @@ class Puller:
         self._settings = settings
         self._enforce = enforce
         self._agents: dict[tuple[str, int], str] = {}  # address -> the engine that was first read there
+        # Engine -> where a handshake with it worked: NIXL asks no side channel again, whatever address a request names.
+        self._known: dict[str, tuple[str, int]] = {}
 
     @property
     def _faults(self) -> Faults:
@@ -65,9 +67,12 @@ class Puller:
         Raises TransferError when P cannot be reached within the handshake timeout, is not compatible, has been restarted,
         refuses, or sends the wrong amount.
         """
+        host, port = self._known.get(remote.engine_id, (remote.host, remote.port))
+        remote = replace(remote, host=host, port=port)
         reader, writer = await self._connect(remote)
         try:
             await self._handshake(remote, reader, writer)
+            self._known[remote.engine_id] = (host, port)
             wanted = remote.block_ids[len(remote.block_ids) - blocks :] if blocks <= len(remote.block_ids) else ()
             if len(wanted) != blocks:
                 raise TransferError(f"P holds {len(remote.block_ids)} blocks, {blocks} are needed")

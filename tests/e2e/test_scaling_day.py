@@ -3,6 +3,9 @@
 A burst of prompts, outputs three times as long, a load that falls while decode still waits for held KV. What is asserted stands in
 the decision log, tick by tick; the simulator is given the same requests and must come to the same attainment.
 
+With PDD_SOAK_MINUTES of 8 or more an evening follows, a burst and then next to no load: the pools go down as slowly as the law
+says.
+
 A phase begins when the log shows what the one before was for, and the decode replica that a shortage orders starts only when the
 test lets it: no phase depends on how fast this machine is.
 """
@@ -10,43 +13,45 @@ test lets it: no phase depends on how fast this machine is.
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import statistics
 import subprocess
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from cluster import images
 from cluster.handle import Cluster
 from cluster.identity import Identity
 from cluster.tools import tool
 from demo import stack
-from demo.chat import total
-from loadgen import Generator, Sent, Summary, running
+from loadgen import Sent, Summary, running
 from loadgen.lives import Lives
 from loadgen.predicted import Engines, predict
 from monitor.podmonitor import jobs
 from monitor.prometheus import Prometheus
 from opsrunner.api import Api
+from pd_operator.core.names import ROLES
 from pd_operator.core.scaling.decision import Bottleneck, Reason
-from pd_operator.core.scaling.record import Record, parse
+from pd_operator.core.scaling.law import DEFAULT
+from pd_operator.core.scaling.record import Record
 from pd_simulate.cli import main as simulate
 from pd_simulate.fleet import Slo
 from served import Served
+from served.day import HOLD, LOG, Day
 from standin.core import DEFAULT_KV_TOKENS
 from standin.settings import StepLaw
 from traffic.load import prompt
 
-pytestmark = pytest.mark.timeout(1200)
+SOAK = float(os.environ.get("PDD_SOAK_MINUTES", "0"))
+pytestmark = pytest.mark.timeout(1200 + 60 * SOAK)
 TICK = SCRAPE = 5  # seconds
-LOG = "/tmp/decisions.jsonl"
 WORDS = 270  # of a prompt, about 400 tokens: a second of prefill
 TTFT, ITL = 6.0, 0.15  # seconds; spec.slo
 BURST, SURGE = 30, 40  # prompts at once; the first is half a minute's work for the one prefill replica
@@ -56,28 +61,11 @@ SEATS = 4  # requests that a decode replica runs
 CHUNK = 512
 COMPUTED = "vllm:request_success_total"  # of prefill: prompts
 LAST = 5  # handoffs, of which more wait when prefill has to give a replica back
-LIMIT = 180.0  # seconds that anything may take on a machine with much other work
 POINTS = 0.05  # between the live attainment and the simulator's
 
 PREFILL = StepLaw(prefill_per_token=0.0025)
 DECODE = StepLaw(decode_base=0.05)
 ENGINES = Engines(PREFILL, DECODE, SEATS, CHUNK, DEFAULT_KV_TOKENS)
-HELD_S = 600  # at most; then the init container fails and says so
-HELD = f"""
-import os, sys, time
-end = time.monotonic() + {HELD_S}
-while not os.path.exists("/tmp/go"):
-    if time.monotonic() > end:
-        sys.exit("no /tmp/go after {HELD_S} s")
-    time.sleep(0.2)
-"""
-HOLD: dict[str, Any] = {  # an init container: a decode engine starts when the test says so
-    "name": "hold",
-    "image": images.BASE,
-    "imagePullPolicy": "IfNotPresent",
-    "command": ["python3", "-c", HELD],
-    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-}
 SPEC: dict[str, Any] = {
     "prefill": {
         "args": [f"--max-num-batched-tokens={CHUNK}"],
@@ -110,6 +98,7 @@ def worded(first: int, *parts: Sequence[Sent]) -> list[Sent]:
 
 BURST_AT, SURGE_AT, FALL_AT = 16.0, 36.0, 60.0
 MORNING = worded(10**6, evenly(0, 34, 0.5, OUTPUT), together(BURST_AT, BURST, OUTPUT))
+EVENING = worded(3 * 10**6, together(1, BURST, OUTPUT), evenly(10, 60 * SOAK, 0.5, OUTPUT))
 NOON = worded(2 * 10**6, evenly(0, FALL_AT, RATE, 3 * OUTPUT), together(SURGE_AT, SURGE, 3 * OUTPUT))
 
 
@@ -144,96 +133,8 @@ def upgrade(cluster: Cluster, setting: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@dataclass
-class Day:
-    """The deployment, who sends to it, and what the operator decided for it."""
-
-    served: Served
-    prometheus: Prometheus
-    generator: Generator
-    api: Api
-
-    def lines(self) -> list[str]:
-        """The decision log of the operator's pod."""
-        program = f"print(open({LOG!r}).read())"
-        read = ["exec", "deploy/pd-operator", "-n", stack.INSTALL_NAMESPACE, "--", "python3", "-c", program]
-        return [line for line in self.served.cluster.kubectl(*read).splitlines() if line]
-
-    def ticks(self) -> list[Record]:
-        """The decisions for this deployment, in order."""
-        name = f"{self.served.namespace}/{self.served.name}"
-        return [record for record in map(parse, self.lines()) if record.name == name]
-
-    def send(self, trace: Sequence[Sent]) -> Summary:
-        """Send a trace to the front Service, and wait for its end."""
-        found = self.generator.run(self.served.load().url, self.served.name, trace)
-        first = ", ".join(f"p{p} {found.number('time_to_first_token', f'p{p}') / 1e3:.1f} s" for p in (50, 90))
-        print(f"\n{len(trace)} requests, {len(found.failed)} failed; TTFT {first}; within {found.within(TTFT, ITL)}")
-        assert not found.failed, found.failed[:5]
-        return found
-
-    def pool(self, role: str) -> dict[str, Any]:
-        """The PDPool of a role."""
-        return self.api.get("PDPool", self.served.namespace, f"{self.served.name}-{role}") or {}
-
-    def pods(self, role: str) -> list[dict[str, Any]]:
-        """Pods of a role, those that are being deleted as well."""
-        selector = f"pdserve.dev/deployment={self.served.name},pdserve.dev/role={role}"
-        found: list[dict[str, Any]] = self.api.page("Pod", self.served.namespace, selector)["items"]
-        return found
-
-    def bound(self, **most: int) -> None:
-        """Set maxReplicas of roles."""
-        body = yaml.safe_dump({"spec": {"scaling": {role: {"maxReplicas": count} for role, count in most.items()}}})
-        self.served.cluster.kubectl(
-            "patch", "pdd", self.served.name, "-n", self.served.namespace, "--type=merge", f"--patch={body}"
-        )
-
-    def held(self) -> list[str]:
-        """Decode pods that wait for `release`."""
-        found = []
-        for pod in self.pods("decode"):
-            started = {one["name"]: one["state"] for one in pod["status"].get("initContainerStatuses", [])}
-            if "running" in started.get(HOLD["name"], {}):
-                found.append(str(pod["metadata"]["name"]))
-        return found
-
-    def release(self) -> None:
-        """Let the decode engine that is held start; waits until there is one."""
-        pods = self.served.until("a decode pod that is held", self.held, LIMIT)
-        for pod in pods:
-            self.served.cluster.kubectl("exec", pod, "-n", self.served.namespace, "-c", HOLD["name"], "--", "touch", "/tmp/go")
-
-    def counted(self, role: str, metric: str) -> float:
-        """A metric's sum over the ready engines of a role now."""
-        found = 0.0
-        for pod in self.pods(role):
-            if ("Ready", "True") in [(c["type"], c["status"]) for c in pod["status"].get("conditions", [])]:
-                with urllib.request.urlopen(f"http://{pod['status']['podIP']}:8000/metrics", timeout=5) as page:
-                    found += total(page.read().decode(), metric)
-        return found
-
-    def waiting(self, role: str) -> float:
-        """Requests that wait on the ready engines of a role now."""
-        return self.counted(role, "vllm:num_requests_waiting")
-
-    async def recorded(self, what: str, test: Callable[[Record], bool], since: float) -> None:
-        """Wait until a decision after `since` (seconds since 1970) is one of which `test` is true."""
-
-        def found() -> bool:
-            time.sleep(1.0)  # the log is read with kubectl exec
-            return any(test(record) for record in self.ticks() if record.now > since)
-
-        await self.until(what, found)
-
-    async def until(self, what: str, test: Callable[[], Any], limit: float = LIMIT) -> Any:
-        """Poll until `test` gives something true."""
-        return await asyncio.to_thread(self.served.until, what, test, limit)
-
-
-async def test_a_day_of_one_deployment(
-    prometheus: Prometheus, served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("prometheus")
+async def test_a_day_of_one_deployment(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     served.apply(
         **SPEC,
         scaling=SCALING,
@@ -243,7 +144,7 @@ async def test_a_day_of_one_deployment(
     )
     with ExitStack() as lasting:
         generator = lasting.enter_context(running(served.cluster, f"{served.namespace}-load"))
-        day = Day(served, prometheus, generator, Api(served.cluster.kubeconfig))
+        day = Day(served, generator, Api(served.cluster.kubeconfig))
         await asyncio.to_thread(day.release)
         served.ready()
         canary = lambda: served.condition("HandoffVerified").get("status") == "True"  # noqa: E731
@@ -258,6 +159,9 @@ async def test_a_day_of_one_deployment(
 
         everything = Summary({}, (*morning.requests, *noon.requests))
         foretold(everything, lives, tmp_path)
+        if SOAK >= 8:
+            await told_of(day, everything)
+            await evening(day)
         replays(day.lines(), tmp_path, capsys)
 
 
@@ -311,6 +215,11 @@ def is_gated(tick: Record) -> bool:
     return prefill.reason is Reason.GATED_BY_DECODE and room and prefill.wanted > prefill.desired == prefill.current
 
 
+def is_blind(tick: Record) -> bool:
+    """Whether a role was held for a signal that is not known."""
+    return any(tick.decision.of(role).reason is Reason.SIGNALS_UNKNOWN for role in ROLES)
+
+
 def long_outputs(ticks: Sequence[Record], seen: Summary) -> None:
     """(a), (c) Decode is short: decode rises, prefill does not although prompts wait, and the handoff's wait falls.
     (e) The load falls while KV is held, and a replica of prefill goes: nothing was lost, which `send` has asserted."""
@@ -327,6 +236,46 @@ def long_outputs(ticks: Sequence[Record], seen: Summary) -> None:
     last = seen.requests[-1].begin
     fell = [t for t in ticks if t.now > last and t.decision.prefill.desired < t.decision.prefill.current]
     assert fell and fell[0].readings.handoff_waiting.value > 0, "prefill gave nothing back while KV was held"
+
+
+async def evening(day: Day) -> None:
+    """(d) A burst that takes prefill up, then next to no load: each role goes down by one a minute, not before fewer would have
+    done for a whole window, and never below its minimum; no request is lost on the way, which `send` asserts."""
+    day.bound(prefill=3)
+    begun = time.time()
+    seen = await asyncio.to_thread(day.send, EVENING)
+    ticks = day.ticks()
+    unread, blind = sum(t.readings.unread > 0 for t in ticks), sum(map(is_blind, ticks))
+    print(f"of {len(ticks)} ticks {unread} had a replica that was not read yet, and {blind} a signal that was not known")
+    for role in ROLES:
+        answers = [(t.now, t.decision.of(role)) for t in ticks]
+        late = [(at, answer) for at, answer in answers if at > begun]
+        most, least = (pick(answer.desired for _, answer in late) for pick in (max, min))
+        assert (most > 1, least, late[-1][1].desired) == (True, 1, 1), f"{role}: {most}, {least}, {late[-1][1].desired}"
+        before = -math.inf
+        for at, answer in [(at, answer) for at, answer in late if answer.desired < answer.current]:
+            wanted = max(past for past, one in answers if past < at and one.wanted >= answer.current)
+            print(
+                f"{role}: {answer.current} -> {answer.desired} at {at - begun:.0f} s, {at - wanted:.0f} s after it was last wanted"
+            )
+            assert answer.current - answer.desired == 1
+            assert at - wanted >= DEFAULT.down_window - TICK and at - before >= DEFAULT.down_interval
+            before = at
+    await told_of(day, seen)
+
+
+async def told_of(day: Day, seen: Summary) -> None:
+    """What the operator says of the attainment, and what AIPerf saw of the requests that ended in the same window."""
+    old = day.own("attainment_window_seconds")
+    await day.until("another look", lambda: day.own("attainment_window_seconds") != old)  # the looks are not whole seconds apart
+    now, window = time.time(), day.own("attainment_window_seconds")
+    told = [day.own("attainment_ratio", objective=name) for name in ("ttft", "itl")]
+    mine = [r for r in seen.requests if now - window < r.begin + r.ttft + r.itl * (r.tokens - 1) <= now]
+    live = Summary({}, tuple(mine)).within(TTFT, ITL)[:2]
+    print(f"attainment of {window:.0f} s, TTFT and ITL: " + ", ".join(f"{100 * share:.1f} %" for share in told), end="; ")
+    print(f"AIPerf saw of {len(mine)} requests " + ", ".join(f"{100 * share:.1f} %" for share in live))
+    print(day.status().get("attainment"))
+    assert all(abs(a - b) <= POINTS for a, b in zip(told, live, strict=True)), (told, live)
 
 
 def foretold(seen: Summary, lives: Lives, folder: Path) -> None:

@@ -1,29 +1,36 @@
 """What breaks while it serves has its name in minutes, on real pods with real routers; ordinary life has none.
 
 Several objects at once, each with load of its own: one is left in peace but for restarts, deletions and a scale-up, and the others
-are each broken in a way that no status code shows.
+are each broken in a way that no status code shows. Every version of all of them is watched: nothing is accused for a moment only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from cluster.handle import Cluster
+from pd_operator.render.template import merge
 from served import Served
+from served.light import cached
+from served.versions import Versions, watching
 from served.watched import NAMED, Object, asking, fast
 from traffic import Load
 
 __all__ = ["fast"]  # a fixture
 SOAK = float(os.environ.get("PDD_SOAK_MINUTES", "2"))
-pytestmark = pytest.mark.timeout(900 + 60 * SOAK)
+LIMIT_S = 900 + 60 * SOAK
+pytestmark = pytest.mark.timeout(LIMIT_S)
 ONE = {"router": {"replicas": 1}, "verification": "Required"}
 SPECS: dict[str, dict[str, Any]] = {
-    "calm": {**ONE, "prefill": {"replicas": 2}, "decode": {"replicas": 2}, "router": {"replicas": 2}},
+    # Chunks of 64 tokens: a prompt of the load is one at least.
+    "calm": {**ONE, **cached(prefill={"replicas": 2}, decode={"replicas": 2}), "router": {"replicas": 2}},
     "silent": ONE,
     "dying": {**ONE, "router": {"replicas": 1, "type": "vllm-router"}},
     "lease": ONE,
@@ -43,7 +50,7 @@ async def disturb(calm: Object, minutes: float) -> list[str]:
             pods = await asyncio.to_thread(calm.pods, role)
             if "scaled" in what:
                 count = 3 if "up" in what else 2
-                await asyncio.to_thread(calm.apply, **{**SPECS["calm"], "prefill": {"replicas": count}})
+                await asyncio.to_thread(calm.apply, **merge(SPECS["calm"], {"prefill": {"replicas": count}}))
             elif "deleted" in what:
                 name = pods[0]["metadata"]["name"]
                 await asyncio.to_thread(calm.cluster.kubectl, "delete", "pod", name, "-n", calm.namespace, "--wait=false")
@@ -65,7 +72,7 @@ async def test_each_cause_has_its_name_and_ordinary_life_has_none(fast: Cluster,
     for one in objects.values():
         await asyncio.to_thread(one.ready)
     loads = {name: one.load(tokens=4) for name, one in objects.items()}
-    async with asking(loads):
+    async with watching(fast, served.namespace, LIMIT_S) as versions, asking(loads):
         for one in objects.values():  # both roles are proven by traffic alone
             wanted = [SPECS[one.name].get(role, {}).get("replicas", 1) for role in ("prefill", "decode")]
             await asyncio.to_thread(one.until, f"{one.name}: verified replicas", lambda o=one, w=wanted: o.verified() == w, NAMED)
@@ -93,15 +100,29 @@ async def test_each_cause_has_its_name_and_ordinary_life_has_none(fast: Cluster,
         objects["lease"].fault("prefill", expire_leases=False)
         for name in REASONS:
             await asyncio.to_thread(objects[name].named, "AsExpected", NAMED + 120)
-        print(f"\n{await life}")
+        done = await life
         await asyncio.to_thread(objects["calm"].ready)
-    assert objects["calm"].accusations() == []
+    _calm(objects["calm"], versions, loads["calm"], done)
     for name, reason in REASONS.items():
         notes = objects[name].accusations()
         assert len(notes) == 1, (name, reason, notes)  # named once: it does not flap
+        assert len(versions.falls(name, "HandoffVerified")) <= 1, (name, versions.states(name, "HandoffVerified"))
+    assert versions.falls("silent", "HandoffVerified") == [("False", "SilentFallback")], "the watch shows what is taken back"
 
 
 REASONS = {"silent": "SilentFallback", "dying": "ReplicaNotTransferring", "lease": "LeaseExpired", "cache": "CacheDown"}
+
+
+def _calm(calm: Object, versions: Versions, load: Load, done: list[str]) -> None:
+    """Ordinary life: in no version was it accused, or its proof taken back. Prints what there was of it (docs/verification.md)."""
+    degraded = versions.states("calm", "Degraded")
+    fell = {type_: versions.falls("calm", type_) for type_ in ("HandoffVerified", "OffloadVerified")}
+    what = {"minutes": SOAK, "disturbances": Counter(done), "requests": load.summary(), "versions": len(versions.seen["calm"])}
+    print(f"\n{json.dumps({**what, 'degraded': degraded, 'fell': fell})}")
+    assert fell == {"HandoffVerified": [], "OffloadVerified": []}
+    for type_ in fell:
+        assert versions.states("calm", type_)[-1] == ("True", "Verified"), (type_, versions.states("calm", type_))
+    assert degraded == [("False", "AsExpected")] and calm.accusations() == []
 
 
 def _check(objects: dict[str, Object], loads: dict[str, Load], told: dict[str, str], victim: str) -> None:

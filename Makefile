@@ -102,12 +102,13 @@ simulate-smoke: venv ## A small comparison in the simulator (minutes), and its r
 simulate-browser: simulate-smoke ## Look at that report in headless Chromium (installed as root): widths, light and dark, print.
 	@$(PY) -m browser build/simulate/report.html --pictures build/simulate/pictures
 
-bench: tools ## Reconcile latency at 1 and 200 objects, memory, CPU and API calls of the operator; placement; signals; from backlog to pods; clusters of growing size.
+bench: tools ## Reconcile latency at 1 and 200 objects, memory, CPU and API calls of the operator; placement; signals; from backlog to pods; the simulator; clusters of growing size.
 	$(PY) -m bench.placement
 	$(PY) -m bench
 	$(PY) -m bench.signals
 	$(PY) -m bench.reaction
 	$(PY) -m bench.cold
+	$(PY) -m bench.simulate
 	$(PY) -m bench.scale
 
 demo: setup ## A cluster, the operator, a model, a request, an answer. ENGINE=vllm runs real vLLM on CPU.

@@ -71,7 +71,7 @@ class Connectors:
 
     def looked_up(self, sequence: Sequence) -> bool:
         """True when it is known what the cache server holds of the prompt; starts the lookup at the first call."""
-        if self.cache is None or sequence.recompute:
+        if self.cache is None:
             return True
         if sequence.lookup is None:
             keys = self._chunk_keys(sequence, len(sequence.prompt) // self.cache.chunk_size)
@@ -114,6 +114,7 @@ class Connectors:
         except TransferError as error:
             print(f"ERROR NIXL transfer failure of {sequence.request_id}: {error}", flush=True)
             self._metrics.counter["nixl_num_failed_transfers"].inc()
+            sequence.lookup = None  # it is scheduled anew, and LMCache asked again (vLLM 0.32.0)
             done(False)
             return
         finally:

@@ -25,6 +25,7 @@ BLOCK = 32
 START_WAIT_S = 600.0
 STOP_WAIT_S = 30.0
 HOST = "127.0.0.1"
+BROKEN = Path(__file__).parent / "broken"
 
 # The smallest settings that serve: 256 MiB of KV cache, eager, one OpenMP thread. float32, because with bfloat16 vLLM takes its AMX
 # kernels where the CPU has AMX and leaves it to oneDNN to ask the kernel for the permission: a decode engine whose first step is
@@ -73,8 +74,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def kv_transfer_config(role: str, lmcache_port: int) -> str:
-    """The JSON of --kv-transfer-config: NIXL between the engines, LMCache's server beside each."""
+def kv_transfer_config(role: str, lmcache_port: int, module: str = "") -> str:
+    """The JSON of --kv-transfer-config: NIXL between the engines, LMCache's server beside each.
+
+    `module` has another MultiConnector.
+    """
     kv_role = "kv_producer" if role == "prefill" else "kv_consumer"
     nixl = {
         "kv_connector": "NixlConnector",
@@ -97,14 +101,15 @@ def kv_transfer_config(role: str, lmcache_port: int) -> str:
         "kv_role": kv_role,
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"connectors": [nixl, lmcache]},
+        **({"kv_connector_module_path": module} if module else {}),
     }
     return json.dumps(both)
 
 
-def engine_args(model: str, role: str, port: int, lmcache_port: int) -> list[str]:
+def engine_args(model: str, role: str, port: int, lmcache_port: int, module: str = "") -> list[str]:
     """The arguments after `vllm`, the same for a real engine and a stand-in."""
     head = ["serve", model, "--served-model-name", MODEL_NAME, "--host", HOST, "--port", str(port), "--shutdown-timeout", "5"]
-    return [*head, "--kv-transfer-config", kv_transfer_config(role, lmcache_port), *ENGINE_ARGS]
+    return [*head, "--kv-transfer-config", kv_transfer_config(role, lmcache_port, module), *ENGINE_ARGS]
 
 
 def lmcache_args(instance: str, port: int, http_port: int) -> list[str]:
@@ -117,10 +122,13 @@ def lmcache_args(instance: str, port: int, http_port: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def stack(vllm: list[str], lmcache: list[str], model: str, env: dict[str, str], logs: Path) -> Iterator[Stack]:
+def stack(
+    vllm: list[str], lmcache: list[str], model: str, env: dict[str, str], logs: Path, *, module: str = "", cache_port: int = 0
+) -> Iterator[Stack]:
     """Start a pair with these commands, wait until all four answer, and stop all of it at the end.
 
-    `logs` gets one file per process and is HOME of all. Raises TimeoutError after START_WAIT_S seconds, or RuntimeError when a
+    `logs` gets one file per process and is HOME of all; `module` has another MultiConnector; `cache_port` is where prefill looks
+    for its LMCache server, if not where it is. Raises TimeoutError after START_WAIT_S seconds, or RuntimeError when a
     process ends before, each with the end of the log.
     """
     logs.mkdir(parents=True, exist_ok=True)
@@ -136,8 +144,9 @@ def stack(vllm: list[str], lmcache: list[str], model: str, env: dict[str, str], 
         for engine in engines:
             _wait(made, f"lmcache-{engine.role}", f"{engine.lmcache}/healthcheck", logs)
         for role, (port, side, data, _) in ports.items():
+            looked = cache_port if cache_port and role == "prefill" else data
             side_env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side), "VLLM_HOST_IP": HOST}
-            _start(made, role, [*vllm, *engine_args(model, role, port, data)], {**base, **side_env}, logs)
+            _start(made, role, [*vllm, *engine_args(model, role, port, looked, module)], {**base, **side_env}, logs)
         for engine in engines:
             _wait(made, engine.role, f"{engine.http}/health", logs)
         yield made
@@ -145,12 +154,13 @@ def stack(vllm: list[str], lmcache: list[str], model: str, env: dict[str, str], 
         _stop(made)
 
 
-def real_stack(runtime: Runtime, logs: Path) -> contextlib.AbstractContextManager[Stack]:
-    """A pair of real engines; about 60 s and 5.5 GiB of memory."""
+def real_stack(runtime: Runtime, logs: Path, *, module: str = "", cache_port: int = 0) -> contextlib.AbstractContextManager[Stack]:
+    """A pair of real engines; about 60 s and 5.5 GiB of memory. `module` is one of broken/, `cache_port` as in `stack`."""
     no_pinning = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /sys/devices/system/node && exec "$@"', "sh"]
-    env = {**ENGINE_ENV, "LD_LIBRARY_PATH": str(runtime.native)}
+    env = {**ENGINE_ENV, "LD_LIBRARY_PATH": str(runtime.native), **({"PYTHONPATH": str(BROKEN)} if module else {})}
     bin_ = runtime.venv / "bin"
-    return stack([*no_pinning, str(bin_ / "vllm")], [str(bin_ / "lmcache")], str(runtime.model), env, logs)
+    commands = [*no_pinning, str(bin_ / "vllm")], [str(bin_ / "lmcache")]
+    return stack(*commands, str(runtime.model), env, logs, module=module, cache_port=cache_port)
 
 
 def _start(made: Stack, name: str, command: list[str], env: dict[str, str], logs: Path) -> None:

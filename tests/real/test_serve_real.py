@@ -45,14 +45,15 @@ def real_served(install: Cluster) -> Iterator[Served]:
     namespace = "real"
     install.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     handle = Served(install, namespace)
-    install.apply(_example(), namespace=namespace)
+    install.apply(example(), namespace=namespace)
     handle.ready(READY_LIMIT_S)
     yield handle
     clear(install, namespace)
     install.kubectl("delete", "namespace", namespace, "--timeout=120s", timeout=130)
 
 
-def _example(**changes: Any) -> dict[str, Any]:
+def example(**changes: Any) -> dict[str, Any]:
+    """The example with real engines and P2P, proven before it serves; `a__b=value` sets spec.a.b."""
     document = stack.example(stack.ENGINES["vllm"])
     document["spec"]["engine"]["image"] = images.REAL.name
     document["spec"]["lmcache"]["image"] = images.REAL.name
@@ -210,7 +211,7 @@ async def test_an_lmcache_server_that_stays_down_is_named(real_served: Served) -
 async def test_answers_through_vllm_router_are_those_of_one_engine(real_served: Served, unified: str) -> None:
     """The router is a live field: its pods change, the engines' do not."""
     engines = {pod["metadata"]["uid"] for role in ("prefill", "decode") for pod in real_served.pods(role)}
-    real_served.cluster.apply(_example(router__type="vllm-router"), namespace=real_served.namespace)
+    real_served.cluster.apply(example(router__type="vllm-router"), namespace=real_served.namespace)
     proof = real_served.object()["status"]["slices"][0]["verified"]
     real_served.until("only vllm-router pods", lambda: _routers(real_served) == {"vllm-router"}, 240)
     real_served.ready(READY_LIMIT_S)

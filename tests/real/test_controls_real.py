@@ -1,0 +1,119 @@
+"""Negative controls on real vLLM, NIXL and LMCache that need engines of their own: collected with PDD_REAL_CONTROLS=1 only.
+
+First pairs without a cluster, which the canary's own program asks as its Job does, through a router of a few lines; then, under the
+operator, a slice with P2P that serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import images
+from cluster.handle import Cluster
+from pd_operator import canary
+from pd_operator.api.conditions import Reason
+from pd_operator.core import proof
+from pd_operator.core.canary_case import REQUESTS, Case, Engine
+from real import ensure, local
+from real.test_serve_real import READY_LIMIT_S, example
+from served.fixtures import clear, install
+from served.watched import Object
+from standin.conformance import Client
+from standin.door import Answering, door
+
+__all__ = ["install"]  # a fixture
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
+LIMIT_S = 120.0  # for one leg of a request
+
+
+def two_legs(pair: local.Stack, port: int = 0) -> Answering:
+    """What a router does; at `port`, when that is given, decode looks for prefill's side channel."""
+    prefill, decode = (Client(engine.http, LIMIT_S) for engine in (pair.prefill, pair.decode))
+
+    def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        first = {**body, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}
+        params = prefill.json("POST", "/v1/completions", first)["kv_transfer_params"]
+        changed = {**params, "remote_port": port} if port else params
+        return 200, decode.json("POST", "/v1/completions", {**body, "kv_transfer_params": changed})
+
+    return answer
+
+
+def verdicts(pair: local.Stack, answer: Answering) -> tuple[proof.Verdict, proof.Verdict]:
+    """What the canary says of handoff and offload."""
+    prefill, decode = ((Engine(pod=e.role, url=e.http, cache=e.lmcache),) for e in (pair.prefill, pair.decode))
+    with door(answer) as (url, ids):
+        case = Case(
+            mark="pdd-canary-real-1",
+            url=url,
+            model=local.MODEL_NAME,
+            engine="vllm",
+            engine_version="0.32.0",
+            router="vllm-router",
+            cache_version="0.5.5",
+            chunk=local.CHUNK,
+            prefill=prefill,
+            decode=decode,
+        )
+        seen = canary.Canary(case).run()
+        assert len(ids) == REQUESTS, ids
+    found = proof.judge_handoff(seen), proof.judge_offload(seen)
+    for said in found:
+        print(f"{said.reason}: {said.sentence}")
+    return found
+
+
+def test_lookups_without_stores_and_a_wrong_side_channel_are_named(tmp_path: Path) -> None:
+    """Every answer is 200. Blocks do not reach LMCache, as before vLLM 0.26.0; at first decode does not find prefill either."""
+    with local.real_stack(ensure(), tmp_path, module="emptied") as pair:
+        handoff, offload = verdicts(pair, two_legs(pair, port=local.free_port()))
+        assert (handoff.proven, handoff.reason) == (False, Reason.TRANSFER_FAILED), handoff
+        assert "transfers to decode failed" in handoff.sentence and "itself" in handoff.sentence
+        assert (offload.proven, offload.reason) == (False, Reason.NOT_SUBMITTING), offload
+        handoff, offload = verdicts(pair, two_legs(pair))
+        assert handoff.proven is True, handoff
+        assert (offload.proven, offload.reason) == (False, Reason.NOT_SUBMITTING), offload
+        assert "3 lookups" in offload.sentence and "0 of" in offload.sentence
+
+
+def test_an_engine_that_looks_for_lmcache_at_a_wrong_port_ends(tmp_path: Path) -> None:
+    """So its pod is in CrashLoop, and PrefillReady says so with the engine's own words."""
+    with (
+        pytest.raises(RuntimeError, match=r"prefill ended with status [^0]"),
+        local.real_stack(ensure(), tmp_path, cache_port=local.free_port()),
+    ):
+        pass
+    assert "Cannot reach the LMCache MP server" in (tmp_path / "prefill.log").read_text(errors="replace")
+
+
+@pytest.fixture(scope="module")
+def chat(install: Cluster) -> Iterator[Object]:
+    """The example with P2P, serving."""
+    images.load(install, "real")
+    namespace = "controls"
+    install.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    one = Object(install, namespace)
+    install.apply(example(), namespace=namespace)
+    one.ready(READY_LIMIT_S)
+    yield one
+    clear(install, namespace)
+    install.kubectl("delete", "namespace", namespace, "--timeout=120s", timeout=130)
+
+
+async def test_a_coordinator_that_stays_down_is_named(chat: Object) -> None:
+    labels = "pdserve.dev/deployment=chat,app.kubernetes.io/component=coordinator"
+    (pod,) = chat.cluster.json("get", "pods", "-n", chat.namespace, "-l", labels)["items"]
+    stop = asyncio.Event()
+    killing = asyncio.create_task(chat.keep_down(pod["metadata"]["name"], "coordinator", stop, "coordinator"))
+    told = await asyncio.to_thread(chat.named, "CacheDown")
+    print(f"\n{told}")
+    assert "coordinator has no ready pod" in told and "Next: " in told
+    assert chat.condition("HandoffVerified")["status"] == "True" and chat.condition("Ready")["status"] == "True", "handoffs go on"
+    stop.set()
+    await killing
+    await asyncio.to_thread(chat.named, "AsExpected", READY_LIMIT_S)

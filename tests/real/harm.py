@@ -1,13 +1,34 @@
-"""Harm that is done to live pods from the machine that they run on."""
+"""Harm that is done to live pods from the machine that they run on: ports that nobody reaches, programs that are killed."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+
+PROGRAM_WAIT_S = 120.0
+
+
+@contextmanager
+def closed(pod: str, *ports: str) -> Iterator[None]:
+    """A pod that no other reaches at these ports (words of iptables): a rule in its network, found by one of its programs."""
+    rule = ["INPUT", "!", "-i", "lo", "-p", "tcp", "-m", "multiport", *ports, "-j", "DROP"]
+    deadline = time.monotonic() + PROGRAM_WAIT_S
+    while not (found := _programs(pod)):
+        assert time.monotonic() < deadline, f"pod {pod} had no program with POD_NAME in {PROGRAM_WAIT_S:.0f} s"
+        time.sleep(0.5)
+    with Path(f"/proc/{found[0]}/ns/net").open() as inside:  # stays when that program ends
+        enter = ["nsenter", f"--net=/proc/self/fd/{inside.fileno()}", "iptables", "-w"]
+        subprocess.run([*enter, "-A", *rule], check=True, capture_output=True, timeout=20, pass_fds=[inside.fileno()])
+        try:
+            yield
+        finally:
+            subprocess.run([*enter, "-D", *rule], check=True, capture_output=True, timeout=20, pass_fds=[inside.fileno()])
 
 
 @asynccontextmanager
@@ -28,7 +49,7 @@ async def killed(pod: str, word: str) -> AsyncIterator[None]:
         killing.cancel()
 
 
-def _programs(pod: str, word: str) -> list[int]:
+def _programs(pod: str, word: str = "") -> list[int]:
     """Processes of a pod's containers, by the variable that the operator sets, whose program or first arguments hold a word."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):

@@ -19,10 +19,12 @@ from pd_operator import canary
 from pd_operator.api.conditions import Reason
 from pd_operator.core import proof
 from pd_operator.core.canary_case import REQUESTS, Case, Engine
+from pd_operator.upstream.vllm import SIDE_CHANNEL_PORT
 from real import ensure, local
-from real.test_serve_real import READY_LIMIT_S, example
+from real.harm import closed
+from real.test_serve_real import COUNT, READY_LIMIT_S, example
 from served.fixtures import clear, install
-from served.watched import Object
+from served.watched import NAMED, Object, asking
 from standin.conformance import Client
 from standin.door import Answering, door
 
@@ -117,3 +119,24 @@ async def test_a_coordinator_that_stays_down_is_named(chat: Object) -> None:
     stop.set()
     await killing
     await asyncio.to_thread(chat.named, "AsExpected", READY_LIMIT_S)
+
+
+async def test_a_closed_side_channel_is_named_and_taken_back(chat: Object) -> None:
+    """A decode that knows prefill asks its side channel no more, so it is a new decode that does not find it."""
+    (prefill,), (decode,) = chat.pods("prefill"), chat.pods("decode")
+    load = chat.load(tokens=4)
+    with closed(prefill["metadata"]["name"], "--dports", str(SIDE_CHANNEL_PORT)):
+        chat.cluster.kubectl("delete", "pod", decode["metadata"]["name"], "-n", chat.namespace, "--grace-period=5", timeout=120)
+        await asyncio.to_thread(
+            chat.until, "another decode", lambda: chat.condition("DecodeReady")["status"] == "True", READY_LIMIT_S
+        )
+        async with asking({"chat": load}):
+            told = await asyncio.to_thread(chat.named, "ReplicaNotTransferring", READY_LIMIT_S)
+            found = chat.condition("HandoffVerified")
+    print(f"\n{told}")
+    assert "transfers from prefill failed" in told and "side channel" in told and "Next: " in told
+    assert (found["status"], found["reason"]) == ("False", "TransferFailed"), found
+    async with asking({"chat": chat.load(tokens=4)}):
+        await asyncio.to_thread(chat.named, "AsExpected", READY_LIMIT_S)
+        await asyncio.to_thread(chat.ready, NAMED)
+    assert chat.total("decode", COUNT) > 0 and chat.condition("HandoffVerified")["status"] == "True"

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from cluster import images
 from cluster.handle import Cluster
 from pd_operator import canary
 from pd_operator.api.conditions import Reason
@@ -22,8 +21,8 @@ from pd_operator.core.canary_case import REQUESTS, Case, Engine
 from pd_operator.upstream.vllm import SIDE_CHANNEL_PORT
 from real import ensure, local
 from real.harm import closed
-from real.test_serve_real import COUNT, READY_LIMIT_S, example
-from served.fixtures import clear, install
+from real.test_serve_real import COUNT, READY_LIMIT_S, serving
+from served.fixtures import install
 from served.watched import NAMED, Object, asking
 from standin.conformance import Client
 from standin.door import Answering, door
@@ -96,15 +95,8 @@ def test_an_engine_that_looks_for_lmcache_at_a_wrong_port_ends(tmp_path: Path) -
 @pytest.fixture(scope="module")
 def chat(install: Cluster) -> Iterator[Object]:
     """The example with P2P, serving."""
-    images.load(install, "real")
-    namespace = "controls"
-    install.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    one = Object(install, namespace)
-    install.apply(example(), namespace=namespace)
-    one.ready(READY_LIMIT_S)
-    yield one
-    clear(install, namespace)
-    install.kubectl("delete", "namespace", namespace, "--timeout=120s", timeout=130)
+    with serving(install, "controls") as one:
+        yield one
 
 
 async def test_a_coordinator_that_stays_down_is_named(chat: Object) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
@@ -38,18 +39,24 @@ PROMPTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def real_served(install: Cluster) -> Iterator[Served]:
-    """One stack for all tests of this file: engines of the example, in a namespace that allows hostPath."""
+@contextmanager
+def serving(install: Cluster, namespace: str) -> Iterator[Object]:
+    """The example with real engines, serving in a namespace of its own that allows hostPath."""
     images.load(install, "real")
-    namespace = "real"
     install.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    handle = Served(install, namespace)
+    one = Object(install, namespace)
     install.apply(example(), namespace=namespace)
-    handle.ready(READY_LIMIT_S)
-    yield handle
+    one.ready(READY_LIMIT_S)
+    yield one
     clear(install, namespace)
     install.kubectl("delete", "namespace", namespace, "--timeout=120s", timeout=130)
+
+
+@pytest.fixture(scope="module")
+def real_served(install: Cluster) -> Iterator[Served]:
+    """One stack for all tests of this file."""
+    with serving(install, "real") as one:
+        yield one
 
 
 def example(**changes: Any) -> dict[str, Any]:

@@ -109,12 +109,15 @@ class Fleet:
     ) -> list[str]:
         """One PDDeployment."""
         p, d = wanted.replicas
-        going = [s["name"] for s in ((obj or {}).get("status") or {}).get("slices", []) if s["state"] != "Serving" and any(running)]
-        found = [f"{wanted.name}: {name} is not serving" for name in going]
+        slices = ((obj or {}).get("status") or {}).get("slices", [])
+        small = _small(wanted, slices)
+        going = [s["name"] for s in slices if s["state"] != "Serving" and s["name"] not in small and any(running)]
+        found = [f"{wanted.name}: {name} is not serving: {waits.describe(obj)}" for name in going]
         if any(sum(counts) and not all(counts) for counts in running.values()):
             found.append(f"{wanted.name} has half a slice: {dict(running)}")
         if all(sum(c[role] for c in running.values()) >= wanted.replicas[role] for role in (0, 1)):
-            if not waits.has(obj, "Placed", "True", "Bound") or not waits.has(obj, "Ready", "True"):
+            arrived = waits.has(obj, "Progressing", "False", "WeightsNotEnforceable") if small else True
+            if not waits.has(obj, "Placed", "True", "Bound") or not waits.has(obj, "Ready", "True") or not arrived:
                 found.append(f"{wanted.name} is complete and does not say so: {waits.describe(obj)}")
             return found
         now = sum(min(x * d, y * p) for x, y in running.values())
@@ -141,6 +144,25 @@ class Fleet:
         mine = [p for p in pods if p["metadata"]["namespace"] == self.namespace]
         labels = [(p, p["metadata"].get("labels") or {}) for p in mine]
         return [p for p, found in labels if found.get(MANAGED_BY) == MANAGER and ROLE in found]
+
+
+def _small(wanted: Wanted, slices: Sequence[Object]) -> set[str]:
+    """Dark slices that may stay so: behind a plain Service all together would serve less with any of them than without.
+
+    Each then gets as much as the smallest can serve. Replicas that fit nowhere wait in the largest, and count there.
+    """
+    counts = {s["name"]: (s.get("prefill", 0), s.get("decode", 0)) for s in slices if s["state"] != "Removing"}
+    if not counts:
+        return set()
+    most = max(counts, key=lambda name: sum(counts[name]))
+    lack = [total - sum(c[role] for c in counts.values()) for role, total in enumerate(wanted.replicas)]
+    counts[most] = (counts[most][0] + lack[0], counts[most][1] + lack[1])
+    able = {name: min(p * wanted.replicas[1], d * wanted.replicas[0]) for name, (p, d) in counts.items()}
+    serving = [able[s["name"]] for s in slices if s["state"] == "Serving"]
+    if not serving:
+        return set()
+    alone = len(serving) * min(serving)
+    return {s["name"] for s in slices if s["state"] == "Dark" and (len(serving) + 1) * min(*serving, able[s["name"]]) < alone}
 
 
 def _gpus(pod: Object) -> int:

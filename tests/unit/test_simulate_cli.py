@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import simulate_study as made
 
 from generated import ROOT
+from opsrunner.waits import until
 from pd_simulate import cli, scenario, units
 
 PAGE = ROOT / "docs" / "simulate" / "index.md"
@@ -226,6 +229,26 @@ def test_recommend_says_how_many_which_split_and_what_lacked(capsys: pytest.Capt
     # Nothing attains what the engine cannot do.
     hopeless = json.loads(call(capsys, *arguments, "--slo-ttft", "1ms", "--json", "--gpus", "4")[1])
     assert hopeless["best"] is None and hopeless["fixed"]["attainment"] < 0.95
+
+
+# compare
+
+
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
+def test_compare_that_is_ended_leaves_no_worker_and_says_how_to_go_on(tmp_path: Path, ends: signal.Signals) -> None:
+    results = tmp_path / "results"
+    command = [sys.executable, "-m", "pd_simulate.cli", "compare", "--profile", "smoke", "-o", str(results), "--jobs", "1"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    cells, deadline = results / "cells.jsonl", time.monotonic() + 120
+    while not (cells.exists() and cells.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    workers = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
+    run.send_signal(ends)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 1 and "goes on from its results folder" in err and "Traceback" not in out + err
+    until("its processes to end", lambda: not [pid for pid in workers if Path(f"/proc/{pid}").exists()])  # their tracker is last
+    assert workers
+    assert all(json.loads(line) for line in cells.read_text().splitlines())
 
 
 # report

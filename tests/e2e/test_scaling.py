@@ -15,11 +15,11 @@ from demo import stack
 from pd_operator.core.scaling.record import parse
 from pd_simulate.cli import main as simulate
 from served import Served
+from served.fixtures import DECISIONS
 from traffic.load import steady
 
 pytestmark = pytest.mark.timeout(600)  # with the cluster, and the images when they are not in the cache
 TICK = 5  # seconds
-LOG = "/tmp/decisions.jsonl"
 STREAMS = 10  # at once; one decode replica runs BATCH of them
 BATCH = 3
 STEP = "0.05"  # seconds a token
@@ -30,15 +30,16 @@ IDLE = 30.0  # seconds: many ticks, and far less than the down window of 300 s
 
 @pytest.fixture(scope="module")
 def fast(install: Cluster) -> Iterator[Cluster]:
-    """The operator with a tick of 5 s and a decision log; the other tests get it back as it was."""
-    upgrade(install, f"signals.tickSeconds={TICK},log.decisions={LOG}")
+    """The operator with a tick of 5 s; the other tests get it back as it was."""
+    upgrade(install, f"signals.tickSeconds={TICK}")
     yield install
-    upgrade(install, "signals.tickSeconds=15,log.decisions=")
+    upgrade(install, "signals.tickSeconds=15")
 
 
 def decisions(cluster: Cluster) -> list[str]:
     """The decision log of the operator's pod."""
-    read = ["exec", "deploy/pd-operator", "-n", stack.INSTALL_NAMESPACE, "--", "python3", "-c", f"print(open({LOG!r}).read())"]
+    program = f"print(open({DECISIONS!r}).read())"
+    read = ["exec", "deploy/pd-operator", "-n", stack.INSTALL_NAMESPACE, "--", "python3", "-c", program]
     return [line for line in cluster.kubectl(*read).splitlines() if line]
 
 

@@ -44,7 +44,7 @@ from pd_operator.core.scaling.record import Record
 from pd_simulate.cli import main as simulate
 from pd_simulate.fleet import Slo
 from served import Served
-from served.day import HOLD, LOG, Day
+from served.day import HOLD, Day
 from standin.core import DEFAULT_KV_TOKENS
 from standin.settings import StepLaw
 from traffic.load import prompt
@@ -104,8 +104,8 @@ NOON = worded(2 * 10**6, evenly(0, FALL_AT, RATE, 3 * OUTPUT), together(SURGE_AT
 
 @pytest.fixture(scope="module")
 def prometheus(install: Cluster) -> Iterator[Prometheus]:
-    """A Prometheus with the chart's monitors beside the cluster, and the operator that scales by it with a tick of 5 s and a
-    decision log; the other tests get the operator back as it was."""
+    """A Prometheus with the chart's monitors beside the cluster, and the operator that scales by it with a tick of 5 s;
+    the other tests get the operator back as it was."""
     found: list[dict[str, Any]] = []
     for monitor in monitors():
         found += [job | {"scrape_interval": f"{SCRAPE}s"} for job in jobs(monitor, install.kubeconfig)]
@@ -113,9 +113,9 @@ def prometheus(install: Cluster) -> Iterator[Prometheus]:
     host = Identity(install.state).gateway(0)  # pods reach the bridges
     with Prometheus({"scrape_configs": found}, host=host) as server:
         source = f"signals.source=prometheus,signals.prometheus.url={server.url}"
-        upgrade(install, f"{source},signals.tickSeconds={TICK},log.decisions={LOG}")
+        upgrade(install, f"{source},signals.tickSeconds={TICK}")
         yield server
-        upgrade(install, "signals.source=podScrape,signals.prometheus.url=,signals.tickSeconds=15,log.decisions=")
+        upgrade(install, "signals.source=podScrape,signals.prometheus.url=,signals.tickSeconds=15")
 
 
 def monitors() -> list[dict[str, Any]]:

@@ -23,6 +23,17 @@ SCALED = {"mode": "Auto", "prefill": ONE, "decode": ONE}  # so that there are de
 CANARY = "app.kubernetes.io/component=canary"
 
 
+def decisions(served: Served, pod: str) -> str:
+    """The decision log of a pod of the operator; it begins anew with each start of that pod."""
+    return served.cluster.kubectl("exec", pod, "-n", stack.INSTALL_NAMESPACE, "--", "cat", DECISIONS, check=False)
+
+
+def decided(served: Served) -> bool:
+    """Whether a decision about it is in the log of a pod of the operator."""
+    pods = served.cluster.json("get", "pods", "-n", stack.INSTALL_NAMESPACE)["items"]
+    return any(served.namespace in decisions(served, pod["metadata"]["name"]) for pod in pods)
+
+
 def everything(served: Served) -> Iterator[tuple[str, str]]:
     """Name and text of all that the cluster holds but Secrets, of all logs, all metrics of ours, and the decisions."""
     run = served.cluster.kubectl
@@ -39,7 +50,7 @@ def everything(served: Served) -> Iterator[tuple[str, str]]:
         name = pod["metadata"]["name"]
         path = f"/api/v1/namespaces/{stack.INSTALL_NAMESPACE}/pods/{name}:8081/proxy/metrics"
         yield f"metrics of {name}", run("get", "--raw", path)
-        yield f"decisions of {name}", run("exec", name, "-n", stack.INSTALL_NAMESPACE, "--", "cat", DECISIONS, check=False)
+        yield f"decisions of {name}", decisions(served, name)
     for pod in served.pods():
         if pod["metadata"]["labels"]["app.kubernetes.io/component"] != "canary":  # it serves nothing, and has ended
             port = 29000 if "router" in pod["metadata"]["name"] else 8000
@@ -112,9 +123,10 @@ async def test_a_token_and_a_key_are_nowhere_but_in_their_secret(served: Served)
             served.apply(**spec)
         assert "is refused" in str(refused.value) or "valueFrom" in str(refused.value)
         assert value not in str(refused.value)
+    served.until("a decision about it in the log", lambda: decided(served))
     pages.update(everything(served))
     assert len(pages) > 48 and any(name.startswith("log of pd-operator") and text for name, text in pages.items())
-    decisions = [text for name, text in pages.items() if name.startswith("decisions of ")]
-    assert any(served.namespace in text for text in decisions), "a decision about it is in the log"
+    logged = [text for name, text in pages.items() if name.startswith("decisions of ")]
+    assert any(served.namespace in text for text in logged), "a decision about it is in the log"
     for secret in (token, key, wrong, plain):
         assert [name for name, text in pages.items() if secret in text] == []

@@ -18,9 +18,9 @@ from demo.chat import total
 from loadgen import Generator, Sent, Summary
 from opsrunner.api import Api
 from pd_operator.core.scaling.record import Record, parse
+from served.fixtures import DECISIONS
 from served.served import Served
 
-LOG = "/tmp/decisions.jsonl"
 LIMIT = 180.0  # seconds that anything may take on a machine with much other work
 METRICS = 8081  # the operator's port (chart: httpPort)
 HELD_S = 600  # at most; then the init container fails and says so
@@ -51,7 +51,7 @@ class Day:
 
     def lines(self) -> list[str]:
         """The decision log of the operator's pod."""
-        program = f"print(open({LOG!r}).read())"
+        program = f"print(open({DECISIONS!r}).read())"
         read = ["exec", "deploy/pd-operator", "-n", stack.INSTALL_NAMESPACE, "--", "python3", "-c", program]
         return [line for line in self.served.cluster.kubectl(*read).splitlines() if line]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pd_operator.render.template import merge
 from traffic import Load
 
 READY_LIMIT_S = 240.0
+ROUTED_S = 30.0  # that kube-proxy may be behind the endpoints of a router that is ready
 
 
 def chat(name: str = "chat", **spec: Any) -> dict[str, Any]:
@@ -78,9 +80,11 @@ class Served:
             time.sleep(0.5)
 
     def load(self, tokens: int = 16) -> Load:
-        """Load on the front Service."""
-        address = self.cluster.kubectl("get", "service", self.name, "-n", self.namespace, "-o", "jsonpath={.spec.clusterIP}")
-        return Load(f"http://{address.strip()}", self.name, tokens)
+        """Load on the front Service, once its address leads to a router: Ready does not wait for kube-proxy."""
+        found = self.cluster.kubectl("get", "service", self.name, "-n", self.namespace, "-o", "jsonpath={.spec.clusterIP}")
+        address = found.strip()
+        self.until(f"a connection to the front Service at {address}", lambda: _connects(address), ROUTED_S)
+        return Load(f"http://{address}", self.name, tokens)
 
     def pods(self, role: str = "") -> list[dict[str, Any]]:
         """Pods that are not being deleted, of one role (prefill, decode, router) or all."""
@@ -103,3 +107,11 @@ class Served:
         """Objects on the LMCache servers of a role."""
         statuses = [json.loads(self.metrics(pod, 8080, "status")) for pod in self.pods(role)]
         return sum(int(s["storage_manager"]["l1_manager"]["total_object_count"]) for s in statuses)
+
+
+def _connects(address: str) -> bool:
+    try:
+        socket.create_connection((address, 80), timeout=5).close()
+    except OSError:
+        return False
+    return True

@@ -40,8 +40,8 @@ def test_vllm_router() -> None:
         *["--host", "0.0.0.0", "--port", "30000", "--vllm-pd-disaggregation"],
         *DISCOVERY,
         *["--policy", "round_robin", "--worker-startup-timeout-secs", "5", "--worker-startup-check-interval", "1"],
-        *["--health-check-interval-secs", "2", "--health-success-threshold", "1", "--health-failure-threshold", "2"],
-        *["--health-check-timeout-secs", "2"],
+        *["--health-check-interval-secs", "5", "--health-success-threshold", "1", "--health-failure-threshold", "3"],
+        *["--health-check-timeout-secs", "5"],
     ]
 
 

@@ -56,10 +56,11 @@ def arguments(
         ("--policy", "round_robin"),
         ("--worker-startup-timeout-secs", "5"),
         ("--worker-startup-check-interval", "1"),
-        ("--health-check-interval-secs", "2"),
+        # A busy engine must not be taken for one that hangs, as with smg.
+        ("--health-check-interval-secs", "5"),
         ("--health-success-threshold", "1"),
-        ("--health-failure-threshold", "2"),
-        ("--health-check-timeout-secs", "2"),
+        ("--health-failure-threshold", "3"),
+        ("--health-check-timeout-secs", "5"),
     ]
     return [*owned, *with_defaults([*defaults, *limits], user)]
 

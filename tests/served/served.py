@@ -24,7 +24,8 @@ def chat(name: str = "chat", **spec: Any) -> dict[str, Any]:
 
     Without a canary, unless `spec` says otherwise: tests that count requests want their own and no others.
     """
-    role = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    # A share of CPU: an engine without any gets none while others are busy, and misses its router's checks.
+    role = {"resources": {"limits": {"nvidia.com/gpu": 1}, "requests": {"cpu": "50m"}}}
     minimal = {
         "model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"},
         "engine": {"type": "vllm", "version": "0.32.0"},

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
+from cluster.handle import KubectlError
 from served import Served
+from served.served import READY_LIMIT_S
 from traffic import Load, steady
 
 STREAMS = 50
@@ -31,12 +34,36 @@ async def _delete_one_of_each(served: Served, load: Load) -> None:
     """50 streams and new requests while one prefill and one decode pod are deleted, until their replacements are Ready."""
     async with steady(load, streams=STREAMS, stream_tokens=STREAM_TOKENS):
         await asyncio.sleep(2)
-        for role in ("prefill", "decode"):
-            victim = served.pods(role)[0]["metadata"]["name"]
+        victims = {role: served.pods(role)[0]["metadata"]["name"] for role in ("prefill", "decode")}
+        for victim in victims.values():
             served.cluster.kubectl("delete", "pod", victim, "-n", served.namespace, "--wait=false")
-        await asyncio.sleep(3)
+        for role, victim in victims.items():
+            await asyncio.to_thread(_replaced, served, role, victim, 2)
         await asyncio.to_thread(served.ready)
         await asyncio.to_thread(_all_there, served)
+
+
+def _replaced(served: Served, role: str, victim: str, replicas: int) -> None:
+    """Status may still tell of the time before the deletion; pods do not, and nor do routers asked themselves."""
+
+    def complete() -> bool:
+        others = [pod for pod in served.pods(role) if pod["metadata"]["name"] != victim]
+        return sum(_is_ready(pod) for pod in others) == replicas and all(_sees_both(served, pod) for pod in served.pods("router"))
+
+    served.until(f"{replicas} ready {role} pods without {victim}, and routers that see them", complete, READY_LIMIT_S)
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    return any((c["type"], c["status"]) == ("Ready", "True") for c in pod["status"].get("conditions", []))
+
+
+def _sees_both(served: Served, router: dict[str, Any]) -> bool:
+    """Whether a router has a healthy engine of each role now."""
+    try:
+        served.metrics(router, 30000, "readiness")
+    except KubectlError:
+        return False
+    return True
 
 
 def _all_there(served: Served) -> None:
@@ -92,7 +119,7 @@ async def test_one_replica_leaves_a_gap_that_ends(served: Served, role: str) -> 
         victim = served.pods(role)[0]["metadata"]["name"]
         begin = time.monotonic()
         served.cluster.kubectl("delete", "pod", victim, "-n", served.namespace, "--wait=false")
-        await asyncio.sleep(1)
+        await asyncio.to_thread(_replaced, served, role, victim, 1)
         await asyncio.to_thread(_all_there, served)
         await asyncio.to_thread(served.ready)
         gap = time.monotonic() - begin

@@ -91,8 +91,9 @@ async def test_each_cause_has_its_name_and_ordinary_life_has_none(fast: Cluster,
         for name, reason in REASONS.items():
             told[name] = await asyncio.to_thread(objects[name].named, reason)
             print(f"\n{name}: {told[name]}")
-        stop.set()
-        await killing
+            if name == "cache":  # named first: it goes up for a moment with each restart, and is not to be accused twice
+                stop.set()
+                await killing
         _check(objects, loads, told, victim)
 
         fast.kubectl("annotate", "pod", pod["metadata"]["name"], "-n", served.namespace, "smg.ai/kv-connector=NixlConnector")
@@ -110,7 +111,7 @@ async def test_each_cause_has_its_name_and_ordinary_life_has_none(fast: Cluster,
     assert versions.falls("silent", "HandoffVerified") == [("False", "SilentFallback")], "the watch shows what is taken back"
 
 
-REASONS = {"silent": "SilentFallback", "dying": "ReplicaNotTransferring", "lease": "LeaseExpired", "cache": "CacheDown"}
+REASONS = {"cache": "CacheDown", "silent": "SilentFallback", "dying": "ReplicaNotTransferring", "lease": "LeaseExpired"}
 
 
 def _calm(calm: Object, versions: Versions, load: Load, done: list[str]) -> None:

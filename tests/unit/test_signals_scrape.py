@@ -93,7 +93,7 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def source(cluster: Cluster) -> AsyncIterator[PodScrape]:
-    made = PodScrape(cluster.fleet, clock=lambda: cluster.now, timeout=0.5)
+    made = PodScrape(cluster.fleet, clock=lambda: cluster.now, timeout=10.0)
     yield made
     await made.close()
 
@@ -152,7 +152,8 @@ FAULTS = [
 async def test_a_pod_that_fails_is_unknown_after_three_missed_samples_and_comes_back_by_itself(
     cluster: Cluster, fault: str, text: str
 ) -> None:
-    source = PodScrape(cluster.fleet, clock=lambda: cluster.now, timeout=0.2, max_bytes=100_000)
+    patience = 0.6 if text == "no answer in time" else 10.0  # seconds; healthy pods have to answer in it too
+    source = PodScrape(cluster.fleet, clock=lambda: cluster.now, timeout=patience, max_bytes=100_000)
     await step(cluster, source, P, D.but(running=3), R)
     cluster.faults[D.pod] = fault
     for missed in (1, 2, 3):
@@ -194,7 +195,7 @@ async def test_requests_at_once_are_bounded(cluster: Cluster, source: PodScrape,
 
 async def test_pods_that_hang_do_not_hold_up_the_others(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """30 of 33 pods hang. Once known, they wait for each other only, and the next sweep has the healthy ones all the same."""
-    source = PodScrape(cluster.fleet, clock=lambda: cluster.now, timeout=0.2)
+    source = PodScrape(cluster.fleet, clock=lambda: cluster.now, timeout=0.6)
     monkeypatch.setattr(source, "_healthy", asyncio.Semaphore(8))
     monkeypatch.setattr(source, "_suspects", asyncio.Semaphore(2))
     hung = [D.but(name=f"h-{n}", slice="hung") for n in range(30)]
@@ -220,7 +221,7 @@ async def test_pods_that_hang_do_not_hold_up_the_others(cluster: Cluster, monkey
 
 
 async def _until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not done():
             await asyncio.sleep(0.01)
 

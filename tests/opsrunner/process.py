@@ -1,4 +1,4 @@
-"""`pd-operator run` as a real process: its settings, its log, its probes and metrics."""
+"""`pd-operator run` as a real process (opsrunner/program.py): its settings, its log, its probes and metrics."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ IMAGES = {
     "vllm-router": "example.org/vllm-router:{version}",
     "canary": "example.org/pd-operator:{version}",
 }
+ROOT = Path(__file__).parents[2]
 START = 90.0  # seconds for the first lists and the Lease
 STOP = 20.0  # seconds after SIGTERM; the operator's own bound is 10 s
 
@@ -77,6 +78,7 @@ class Operator:
         (self._port,) = free_ports(1)
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("PD_")},
+            "PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'tests'}",
             "KUBECONFIG": str(self.kubeconfig),
             "PD_HTTP_HOST": "127.0.0.1",
             "PD_HTTP_PORT": str(self._port),
@@ -86,10 +88,10 @@ class Operator:
             **({"PD_WATCH_NAMESPACES": ",".join(self.namespaces)} if self.namespaces else {}),
             **{f"PD_{key}": value for key, value in self.settings.items()},
         }
-        program = Path(sys.executable).parent / "pd-operator"
+        argv = [sys.executable, "-m", "opsrunner.program"]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [program, "run"], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         until("the operator to be ready", self._ready, timeout=START, show=self.tail)
         if leading:
@@ -100,7 +102,7 @@ class Operator:
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int:
-        """SIGKILL: no drain, the Lease stays."""
+        """SIGKILL: no drain, the Lease stays, for as long as opsrunner/program.py says."""
         return self._end(signal.SIGKILL)
 
     def tail(self, lines: int = 15) -> str:

@@ -141,6 +141,7 @@ def test_a_leader_that_dies_between_two_plans(nodes: Pool, plane: Cluster, api: 
             nodes.pdd("first")
             waits.until("a plan", lambda: f'"domain":"{nodes.node("n-d0")}"' in _sites(api, space, "first"))
             operator.kill()
+            plane.kubectl("delete", "lease", "pd-operator", "-n", space)  # as if it had expired: other tests wait for that
             nodes.pdd("second")
             operator.start()
             nodes.placed("second", "False", "NoCapacity")

@@ -53,8 +53,22 @@ def uids(objects: Iterable[Object]) -> set[str]:
 
 
 def versions(api: Api, namespace: str, name: str) -> dict[Key, str]:
-    """resourceVersion of every child: equal ones mean that nobody wrote."""
-    return {key: obj["metadata"]["resourceVersion"] for key, obj in children(api, namespace, name).items()}
+    """What every child is: equal ones mean that nobody wrote.
+
+    For a pool its resourceVersion. Of other kinds all but status: Kubernetes' controllers write that, also a while after
+    everything is ready (terminating replicas, disruptions that are allowed), and nobody else may. Each write that changes
+    anything leaves its time in managedFields.
+    """
+    return {key: _version(key[0], obj) for key, obj in children(api, namespace, name).items()}
+
+
+def _version(kind: str, obj: Object) -> str:
+    metadata: dict[str, Any] = obj["metadata"]
+    if kind == "PDPool":
+        return str(metadata["resourceVersion"])
+    fields = [entry for entry in metadata.get("managedFields", []) if entry.get("subresource") != "status"]
+    shown = {key: value for key, value in metadata.items() if key != "resourceVersion"} | {"managedFields": fields}
+    return json.dumps({key: value for key, value in obj.items() if key != "status"} | {"metadata": shown}, sort_keys=True)
 
 
 def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:

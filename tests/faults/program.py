@@ -1,7 +1,8 @@
 """The operator's runtime around a reconciler of a few lines: `python -m faults.program`.
 
 Settings come from PD_* variables. TEST_KUBECONFIG names the cluster. Each reconcile applies one ConfigMap that carries the
-process's name and a count, after TEST_SLEEP seconds; a line `reconciled NAMESPACE/NAME` goes to standard output.
+process's name and a count, after TEST_SLEEP seconds; lines `begins NAMESPACE/NAME` and `reconciled NAMESPACE/NAME` go to standard
+output.
 TEST_LEASE=quick shortens the lease to 8 s.
 """
 
@@ -33,6 +34,7 @@ class Recording:
 
     async def reconcile(self, key: tuple[str, str]) -> Result:
         """See Reconciler."""
+        print(f"begins {key[0]}/{key[1]}", flush=True)
         await asyncio.sleep(float(os.environ.get("TEST_SLEEP", "0")))
         self._counts[key] = self._counts.get(key, 0) + 1
         await self._client.apply(

@@ -36,6 +36,7 @@ class Fault:
         status: answer this status instead of asking the server; 0 = ask it.
         headers: headers of that answer, e.g. Retry-After.
         delay: seconds to wait before anything else.
+        gate: an event to wait for before anything else.
         cut_after: of a watch, close the connection without notice after so many lines.
         error_after: of a watch, send an ERROR event with `error_code` after so many lines, then end.
         silent_after: of a watch, send nothing more after so many lines.
@@ -50,6 +51,7 @@ class Fault:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     delay: float = 0.0
+    gate: asyncio.Event | None = None
     cut_after: int | None = None
     error_after: int | None = None
     error_code: int = 410
@@ -177,6 +179,8 @@ class FaultProxy:
         fault = next((fault for fault in self.faults if fault.take(request.method, path)), None)
         if fault is not None:
             await asyncio.sleep(fault.delay)
+            if fault.gate is not None:
+                await fault.gate.wait()
             if fault.drop:
                 self._abort(request)
                 return web.Response()

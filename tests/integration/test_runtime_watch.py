@@ -91,7 +91,8 @@ async def test_nothing_is_written_to_the_users_object(client: KubeClient, proxy:
 async def test_no_reconcile_before_everything_was_listed(client: KubeClient, proxy: FaultProxy, namespace: str) -> None:
     """A plan from half a world deletes the other half."""
     await client.create(deployment(namespace))
-    slow = proxy.add(Fault(path="/networkpolicies", delay=3))
+    gate = asyncio.Event()
+    slow = proxy.add(Fault(path="/networkpolicies", gate=gate))
     notes = Notes()
     async with running(proxy.kubeconfig, notes, settings(namespace), synced=False) as (manager, _):
         await until("the slow list was asked for", lambda: slow.used)
@@ -103,6 +104,7 @@ async def test_no_reconcile_before_everything_was_listed(client: KubeClient, pro
         assert body["problems"][0]["check"] == "synced"
         assert f"NetworkPolicy/{namespace}" in body["problems"][0]["message"]
         assert (await probe(manager, "/healthz"))[0] == 200
+        gate.set()
         await until("then it is reconciled", lambda: notes.calls, 60)
         assert (await probe(manager, "/readyz"))[0] == 200
 

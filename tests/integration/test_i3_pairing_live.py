@@ -146,7 +146,7 @@ def tight(kwok_cluster: Cluster, api: Api, operator: Operator, space: str) -> It
         api.create(state.pdd(space, "tight", prefill=role, decode=role))
         old = waits.ready(api, space, "tight")["status"]["currentRevision"]
         stack = outer.enter_context(ExitStack())
-        recording = stack.enter_context(Recording(api, space, *KINDS))
+        recording = stack.enter_context(Recording(api, space, *KINDS, seconds=1800))  # through all tests of this module
         edit(api, space, "tight", PAIRING_EDIT)
         yield Tight(old, recording, stack)
 

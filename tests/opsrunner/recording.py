@@ -17,7 +17,7 @@ from opsrunner.api import Api, Object, Refused
 from opsrunner.waits import until
 from pd_operator.core.names import DEPLOYMENT
 
-MAX_SECONDS = 280  # of one recording
+MAX_SECONDS = 280  # of one recording, unless it is told another number
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,10 @@ class Event:
 
 
 class Recording:
-    """A context: watches some kinds of a namespace while it is open."""
+    """A context: watches some kinds of a namespace while it is open, for so many seconds at most."""
 
-    def __init__(self, api: Api, namespace: str, *kinds: str) -> None:
+    def __init__(self, api: Api, namespace: str, *kinds: str, seconds: int = MAX_SECONDS) -> None:
+        self._seconds = seconds
         self._api = api
         self._namespace = namespace
         self._kinds = kinds
@@ -110,13 +111,13 @@ class Recording:
 
     def _follow(self, kind: str, version: str) -> None:
         try:
-            for raw in self._api.watch(kind, self._namespace, version, seconds=MAX_SECONDS):
+            for raw in self._api.watch(kind, self._namespace, version, seconds=self._seconds):
                 if self._stop.is_set():
                     return
                 if raw["type"] == "ERROR":
                     self._failed = f"the recording of {kind} broke: {raw['object']}"
                     return
                 self._add(Event(int(raw["object"]["metadata"]["resourceVersion"]), raw["type"], kind, raw["object"]))
-            self._failed = f"the recording of {kind} ended after {MAX_SECONDS} s"
+            self._failed = f"the recording of {kind} ended after {self._seconds} s"
         except (requests.RequestException, Refused, ValueError) as error:
             self._failed = f"the recording of {kind} broke: {error}"

@@ -23,6 +23,7 @@ pytest_plugins = ("opsrunner.fixtures",)
 COUNT = 20
 IDLE = 60.0  # seconds
 SETTLE = 5.0  # seconds after the last object is Ready
+RELIST = {"list", "watch"}  # of a reflector whose stream brought nothing for 70 s: a kind without objects has no bookmark at first
 AT_ONCE = 5.0  # seconds from an edit to its effect; a quiet machine takes a twentieth of that
 
 
@@ -97,12 +98,17 @@ def test_an_unchanged_world_costs_no_write(idle: Idle, api: Api) -> None:
 
 def test_a_nudge_costs_one_read(idle: Idle, api: Api) -> None:
     """A reconcile of an object that is as it should be: the live GET and nothing else."""
-    passes, begin = idle.reconciles, idle.calls.mark()
-    api.merge("PDDeployment", idle.spaces[0], "chat00", {"metadata": {"annotations": {"example.org/nudge": "1"}}})
-    waits.until("the reconcile", lambda: idle.reconciles > passes, timeout=20)
-    time.sleep(0.5)
-    calls = idle.calls.count(begin)
-    print(f"\na reconcile without a change: {dict(calls)}")
+    for number in range(3):
+        passes, begin = idle.reconciles, idle.calls.mark()
+        api.merge("PDDeployment", idle.spaces[0], "chat00", {"metadata": {"annotations": {"example.org/nudge": f"{number}"}}})
+        waits.until("the reconcile", lambda before=passes: idle.reconciles > before, timeout=20)
+        time.sleep(0.5)
+        calls = idle.calls.count(begin)
+        print(f"\na reconcile without a change: {dict(calls)}")
+        assert calls["get", "pddeployments"] == 1
+        if not {verb for verb, _ in calls} & RELIST:
+            break
+        time.sleep(5)  # a stream was silent for too long just now; a reconcile that lists does so each time
     assert calls == {("get", "pddeployments"): 1}
 
 
@@ -120,8 +126,9 @@ def test_then_one_edit_is_acted_upon_at_once(idle: Idle, api: Api) -> None:
     assert took < AT_ONCE
     # One Deployment is written once; status follows what the Deployment controller says, in a few steps.
     assert calls["patch", "deployments"] == 1
-    assert sum(calls.values()) <= 30
-    assert {call[1] for call in calls} <= {"pddeployments", "pddeployments/status", "deployments", "events", "pdpools/status"}
+    acted = {call: number for call, number in calls.items() if call[0] not in RELIST}
+    assert sum(acted.values()) <= 30
+    assert {call[1] for call in acted} <= {"pddeployments", "pddeployments/status", "deployments", "events", "pdpools/status"}
 
 
 def test_a_restart_changes_nothing(idle: Idle, api: Api) -> None:

@@ -85,10 +85,11 @@ def test_an_edit_of_one_roles_pods_rolls_that_role_only(
     assert state.uids(state.pods(api, space, serving, role=other)) == others
     assert state.uids(state.pods(api, space, serving, component="router")) == routers
     assert done["status"]["currentRevision"] == before["currentRevision"]  # the same slice
-    # Whoever waits by kstatus is not told "Current" while an old pod is left.
+    # Whoever waits by kstatus is not told "Current" while an old pod is left that nobody has told to end.
     for event, world in recording.states("PDDeployment", "Pod", name=serving):
         if event.kind == "PDDeployment" and event.object["status"]["observedGeneration"] == edited:
-            left = mine & {pod["metadata"]["uid"] for (kind, _), pod in world.items() if kind == "Pod"}
+            stay = (pod["metadata"] for (kind, _), pod in world.items() if kind == "Pod")
+            left = mine & {metadata["uid"] for metadata in stay if not metadata.get("deletionTimestamp")}
             assert waits.kstatus(event.object) == "InProgress" or not left, waits.describe(event.object)
 
 

@@ -23,7 +23,10 @@ from cluster.kwok import FakeNodes
 from cluster.progress import wait_for
 
 # Tests count, they do not time: on a loaded machine generating an input may take seconds. pytest-timeout bounds a hang.
-settings.register_profile("pdd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same inputs in each run, unless PDD_RANDOM=1 asks for others: who changed nothing breaks nothing.
+settings.register_profile(
+    "pdd", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=os.environ.get("PDD_RANDOM") != "1"
+)
 settings.load_profile("pdd")
 
 _CLUSTER_FIXTURES = ("nodes_cluster", "kwok_cluster", "control_plane")
@@ -34,6 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "alone: makes clusters with real nodes itself; runs before the session's own cluster is made"
     )
     # What `timeout` and CI send: end as after Ctrl-C, so that fixtures take their clusters down.
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def pytest_runtest_logfinish() -> None:
+    """After a test whose event loop handled SIGTERM (a Manager in this process): when the loop closed, the default was back."""
     signal.signal(signal.SIGTERM, _interrupt)
 
 

@@ -7,6 +7,7 @@ operator, a slice with P2P that serves.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from pd_operator import canary
 from pd_operator.api.conditions import Reason
 from pd_operator.core import proof
 from pd_operator.core.canary_case import REQUESTS, Case, Engine
-from pd_operator.upstream.vllm import SIDE_CHANNEL_PORT
+from pd_operator.upstream.lmcache import HTTP_PORT
+from pd_operator.upstream.vllm import PORT, SIDE_CHANNEL_PORT
 from real import ensure, local
 from real.harm import closed
-from real.test_serve_real import COUNT, READY_LIMIT_S, serving
+from real.test_serve_real import BYTES, COUNT, LOCAL, PROMPTS, READY_LIMIT_S, ask, findings, serving
 from served.fixtures import install
 from served.watched import NAMED, Object, asking
 from standin.conformance import Client
@@ -30,6 +32,7 @@ from standin.door import Answering, door
 __all__ = ["install"]  # a fixture
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 LIMIT_S = 120.0  # for one leg of a request
+FAILED = "vllm:nixl_num_failed_transfers_total"
 
 
 def two_legs(pair: local.Stack, port: int = 0) -> Answering:
@@ -111,6 +114,35 @@ async def test_a_coordinator_that_stays_down_is_named(chat: Object) -> None:
     stop.set()
     await killing
     await asyncio.to_thread(chat.named, "AsExpected", READY_LIMIT_S)
+
+
+async def test_a_handoff_from_a_prefill_that_is_gone_ends_with_its_lease(chat: Object) -> None:
+    """No packet of prefill's comes any more, as when its node is lost. Decode computes the prompt itself, and nobody is accused."""
+    (prefill,), url = chat.pods("prefill"), chat.load().url
+    await ask(url, f"before {PROMPTS[0]}")
+    before = {name: chat.total("decode", name) for name in (BYTES, LOCAL, FAILED)}
+    began = time.monotonic()
+    with closed(prefill["metadata"]["name"], "!", "--dports", f"{PORT},{HTTP_PORT}"):
+        answer = await ask(url, f"gone {PROMPTS[0]}")
+    print(f"\nanswered after {time.monotonic() - began:.1f} s")
+    after = {name: chat.total("decode", name) for name in before}
+    assert after[FAILED] == before[FAILED] + 1 and after[BYTES] == before[BYTES]
+    assert after[LOCAL] == before[LOCAL] + answer["prompt_tokens"], "decode computed it"
+    await asyncio.to_thread(chat.until, "the fallback", lambda: chat.object()["status"]["handoff"]["fallbackRequests"] >= 1, NAMED)
+    assert not {"SilentFallback", "ReplicaNotTransferring", "BrokenPath"} & {*findings(chat)}, findings(chat)
+    assert chat.condition("HandoffVerified")["status"] == "True"
+    name = prefill["metadata"]["name"]
+    chat.cluster.kubectl("delete", "pod", name, "-n", chat.namespace, "--grace-period=1", timeout=120)
+    await asyncio.to_thread(chat.until, "another prefill", lambda: _ready_beside(chat, name), READY_LIMIT_S)
+    await asyncio.to_thread(chat.ready, READY_LIMIT_S)
+    await ask(url, f"after {PROMPTS[0]}")
+    assert chat.total("decode", BYTES) > after[BYTES], "with another prefill handoffs go on"
+
+
+def _ready_beside(chat: Object, gone: str) -> bool:
+    """Whether prefill has a ready pod that is not this one."""
+    others = [p for p in chat.pods("prefill") if p["metadata"]["name"] != gone]
+    return any(c["type"] == "Ready" and c["status"] == "True" for p in others for c in p["status"].get("conditions", []))
 
 
 async def test_a_closed_side_channel_is_named_and_taken_back(chat: Object) -> None:

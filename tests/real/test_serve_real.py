@@ -76,7 +76,7 @@ def example(**changes: Any) -> dict[str, Any]:
     return document
 
 
-async def _ask(url: str, prompt: str) -> dict[str, Any]:
+async def ask(url: str, prompt: str) -> dict[str, Any]:
     """One answer at temperature 0 with its token ids; complete, or the test fails."""
     body = {
         "model": "chat",
@@ -137,14 +137,14 @@ async def _check_answers(served: Served, unified: str, salt: str) -> None:
         text = f"{salt} {prompt}"
         before = {m: served.total("decode", m) for m in (BYTES, RECEIVED, LOCAL)}
         objects = served.objects("prefill")
-        got = await _ask(served.load().url, text)
+        got = await ask(served.load().url, text)
         after = {m: served.total("decode", m) for m in (BYTES, RECEIVED, LOCAL)}
         assert after[BYTES] > before[BYTES]
         assert after[RECEIVED] - before[RECEIVED] == got["prompt_tokens"]
         assert after[LOCAL] == before[LOCAL], "decode recomputed a prompt"
         stored = served.until("stored objects", lambda o=objects: served.objects("prefill") - o, limit=30)
         assert stored == got["prompt_tokens"] // CHUNK
-        alone = await _ask(unified, text)
+        alone = await ask(unified, text)
         assert got["ids"] == alone["ids"]
         assert len(set(got["ids"])) >= 20, got["ids"]
         answers.append(got["ids"])
@@ -207,7 +207,7 @@ async def test_an_lmcache_server_that_stays_down_is_named(real_served: Served) -
     chat = Object(real_served.cluster, real_served.namespace)
     (pod,) = chat.pods("prefill")
     async with killed(pod["metadata"]["name"], "lmcache"):
-        told = await asyncio.to_thread(chat.until, "CacheDown", lambda: _findings(chat).get("CacheDown"), NAMED)
+        told = await asyncio.to_thread(chat.until, "CacheDown", lambda: findings(chat).get("CacheDown"), NAMED)
     print(f"\n{told}")
     assert pod["metadata"]["name"] in told and "does not answer" in told and "Next: " in told
     assert chat.degraded()[1] in ("CacheDown", "PairLost"), "its pod is not ready, and there is no other prefill"
@@ -230,7 +230,7 @@ async def test_answers_through_vllm_router_are_those_of_one_engine(real_served: 
     assert engines == {pod["metadata"]["uid"] for role in ("prefill", "decode") for pod in real_served.pods(role)}
 
 
-def _findings(served: Served) -> dict[str, str]:
+def findings(served: Served) -> dict[str, str]:
     found = served.object()["status"].get("handoff", {}).get("findings", [])
     return {one["reason"]: one["message"] for one in found}
 

@@ -149,7 +149,7 @@ def test_every_flag_of_ours_is_one_that_the_user_may_not_set() -> None:
 
 
 def test_environment() -> None:
-    owned, defaults = vllm.environment()
+    owned, defaults = vllm.environment(handoff(leaseDuration="45s"))
     assert {var["name"] for var in owned} <= vllm.OWNED_ENV and not {var["name"] for var in defaults} & vllm.OWNED_ENV
     found = {var["name"]: var.get("value") or var["valueFrom"]["fieldRef"]["fieldPath"] for var in [*owned, *defaults]}
     assert found["POD_IP"] == "status.podIP"
@@ -157,6 +157,7 @@ def test_environment() -> None:
     assert found["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
     assert found["PYTHONHASHSEED"] == "0"
     assert found["LMCACHE_TRACK_USAGE"] == "false" and found["DO_NOT_TRACK"] == "1" and found["VLLM_NO_USAGE_STATS"] == "1"
+    assert found["UCX_TCP_USER_TIMEOUT"] == "45s"  # a read from a prefill that is gone ends with its lease
     assert "VLLM_NIXL_ABORT_REQUEST_TIMEOUT" not in found  # replaced by kv_lease_duration, and read by nothing
 
 

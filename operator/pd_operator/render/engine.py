@@ -129,7 +129,7 @@ def _paused(snapshot: Snapshot, name: str) -> dict[str, bool]:
 
 def _engine(snapshot: Snapshot, role: Role, model: Model, slice_: str) -> dict[str, Any]:
     spec, mine = snapshot.spec, snapshot.spec.roles[role]
-    owned, defaults = vllm.environment()
+    owned, defaults = vllm.environment(spec.handoff)
     servers = vllm_nodes.cache_servers(mine, workload(slice_, role)) if spec.lmcache is not None else []
     owned = [*owned, vllm_nodes.leader_name(worker=False)] if servers else owned
     arguments = vllm.arguments(

@@ -184,11 +184,13 @@ def arguments(
     return [*args, *user]
 
 
-def environment() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def environment(handoff: HandoffSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(owned, defaults that the user may replace).
 
     The side channel host is bind and advertised address at once and defaults to localhost (vllm/envs.py): always the pod's.
     With a read-only root LMCache's import fails without a writable numba cache (measured), hence HOME and the caches.
+    A read from a prefill whose node is gone ends with its lease: by itself TCP sends for 15 minutes more (Linux, tcp_retries2), and
+    vLLM has no limit for a transfer. RDMA gives up after some seconds (UCX_RC_TIMEOUT, UCX_RC_RETRY_COUNT).
     """
     owned: list[dict[str, Any]] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
@@ -202,6 +204,7 @@ def environment() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         "HOME": "/tmp",
         "PYTHONDONTWRITEBYTECODE": "1",
         "UCX_NET_DEVICES": "all",
+        "UCX_TCP_USER_TIMEOUT": f"{ceil_seconds(handoff.lease_duration)}s",
         "NCCL_CUMEM_ENABLE": "1",
         "LMCACHE_TRACK_USAGE": "false",
         "DO_NOT_TRACK": "1",

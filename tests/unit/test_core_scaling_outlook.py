@@ -69,17 +69,16 @@ def test_a_fall_is_where_decide_falls_after_the_window() -> None:
 
 
 def test_the_cool_down_that_is_left() -> None:
-    """199 s of the window have passed: one more than 100 s is left of it, on the next tick."""
-    before = learned(NOW - 15, d=replace(long_ago(2, NOW), peaks=((NOW - 199.0, 2), (NOW - 150.0, 1))))
+    """Of 15 lead times of 120 s, 1,699 s have passed: one more than 100 s is left, on the next tick."""
+    before = learned(NOW - 15, d=replace(long_ago(2, NOW), peaks=((NOW - 1699.0, 2), (NOW - 150.0, 1))))
     found = looked(readings(running=10.0, kv_tokens=10_000.0), before)["decode"][0]
     assert (found.move, found.count, found.when, found.seconds) == (Move.FALLS, 1, "if the load stays as it is", 105.0)
 
 
-def test_the_cool_down_that_is_left_of_a_longer_memory() -> None:
-    """Of 15 lead times of 120 s, 1,699 s have passed."""
-    before = learned(NOW - 15, d=replace(long_ago(2, NOW), peaks=((NOW - 1699.0, 2), (NOW - 150.0, 1))))
-    made = make("demo/chat", readings(running=10.0, kv_tokens=10_000.0), before, BOUNDS, NOW, Law(decode_memory=15.0))
-    first = outlook(made)["decode"][0]
+def test_the_cool_down_that_is_left_of_the_plain_window() -> None:
+    """Of 300 s, 199 s have passed."""
+    before = learned(NOW - 15, d=replace(long_ago(2, NOW), peaks=((NOW - 199.0, 2), (NOW - 150.0, 1))))
+    first = outlook(make("demo/chat", readings(running=10.0, kv_tokens=10_000.0), before, BOUNDS, NOW, Law()))["decode"][0]
     assert (first.move, first.count, first.seconds) == (Move.FALLS, 1, 105.0)
 
 

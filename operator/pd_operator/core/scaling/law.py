@@ -75,4 +75,4 @@ class Law:
     latency_ticks: int = 0  # > 0: P rises by one after so many ticks of TTFT above its objective while D is not congested
 
 
-DEFAULT = Law()
+DEFAULT = Law(decode_memory=15.0)  # what won after the first records were written is switched on here: see record.Record.law

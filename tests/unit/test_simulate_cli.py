@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -238,9 +237,8 @@ def test_compare_that_is_ended_leaves_no_worker_and_says_how_to_go_on(tmp_path: 
     results = tmp_path / "results"
     command = [sys.executable, "-m", "pd_simulate.cli", "compare", "--profile", "smoke", "-o", str(results), "--jobs", "1"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
-    cells, deadline = results / "cells.jsonl", time.monotonic() + 120
-    while not (cells.exists() and cells.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    cells = results / "cells.jsonl"
+    until("its first cell", lambda: cells.exists() and cells.stat().st_size, timeout=120)
     workers = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
     run.send_signal(signal.SIGTERM)  # not SIGINT, which what a shell runs in the background ignores
     out, err = run.communicate(timeout=60)

@@ -47,14 +47,10 @@ def _replaced(served: Served, role: str, victim: str, replicas: int) -> None:
     """Status may still tell of the time before the deletion; pods do not, and nor do routers asked themselves."""
 
     def complete() -> bool:
-        others = [pod for pod in served.pods(role) if pod["metadata"]["name"] != victim]
-        return sum(_is_ready(pod) for pod in others) == replicas and all(_sees_both(served, pod) for pod in served.pods("router"))
+        others = [pod for pod in served.ready_pods(role) if pod["metadata"]["name"] != victim]
+        return len(others) == replicas and all(_sees_both(served, pod) for pod in served.pods("router"))
 
     served.until(f"{replicas} ready {role} pods without {victim}, and routers that see them", complete, READY_LIMIT_S)
-
-
-def _is_ready(pod: dict[str, Any]) -> bool:
-    return any((c["type"], c["status"]) == ("Ready", "True") for c in pod["status"].get("conditions", []))
 
 
 def _sees_both(served: Served, router: dict[str, Any]) -> bool:

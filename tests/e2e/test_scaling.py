@@ -15,7 +15,7 @@ from demo import stack
 from pd_operator.core.scaling.record import parse
 from pd_simulate.cli import main as simulate
 from served import Served
-from served.fixtures import DECISIONS
+from served.fixtures import decisions
 from traffic.load import steady
 
 pytestmark = pytest.mark.timeout(600)  # with the cluster, and the images when they are not in the cache
@@ -34,13 +34,6 @@ def fast(install: Cluster) -> Iterator[Cluster]:
     upgrade(install, f"signals.tickSeconds={TICK}")
     yield install
     upgrade(install, "signals.tickSeconds=15")
-
-
-def decisions(cluster: Cluster) -> list[str]:
-    """The decision log of the operator's pod."""
-    program = f"print(open({DECISIONS!r}).read())"
-    read = ["exec", "deploy/pd-operator", "-n", stack.INSTALL_NAMESPACE, "--", "python3", "-c", program]
-    return [line for line in cluster.kubectl(*read).splitlines() if line]
 
 
 def upgrade(cluster: Cluster, setting: str) -> None:

@@ -133,16 +133,14 @@ async def test_a_handoff_from_a_prefill_that_is_gone_ends_with_its_lease(chat: O
     assert chat.condition("HandoffVerified")["status"] == "True"
     name = prefill["metadata"]["name"]
     chat.cluster.kubectl("delete", "pod", name, "-n", chat.namespace, "--grace-period=1", timeout=120)
-    await asyncio.to_thread(chat.until, "another prefill", lambda: _ready_beside(chat, name), READY_LIMIT_S)
+
+    def others() -> list[str]:
+        return [pod["metadata"]["name"] for pod in chat.ready_pods("prefill") if pod["metadata"]["name"] != name]
+
+    await asyncio.to_thread(chat.until, "another prefill", others, READY_LIMIT_S)
     await asyncio.to_thread(chat.ready, READY_LIMIT_S)
     await ask(url, f"after {PROMPTS[0]}")
     assert chat.total("decode", BYTES) > after[BYTES], "with another prefill handoffs go on"
-
-
-def _ready_beside(chat: Object, gone: str) -> bool:
-    """Whether prefill has a ready pod that is not this one."""
-    others = [p for p in chat.pods("prefill") if p["metadata"]["name"] != gone]
-    return any(c["type"] == "Ready" and c["status"] == "True" for p in others for c in p["status"].get("conditions", []))
 
 
 async def test_a_closed_side_channel_is_named_and_taken_back(chat: Object) -> None:

@@ -18,7 +18,7 @@ from demo.chat import total
 from loadgen import Generator, Sent, Summary
 from opsrunner.api import Api
 from pd_operator.core.scaling.record import Record, parse
-from served.fixtures import DECISIONS
+from served.fixtures import decisions
 from served.served import Served
 
 LIMIT = 180.0  # seconds that anything may take on a machine with much other work
@@ -51,9 +51,7 @@ class Day:
 
     def lines(self) -> list[str]:
         """The decision log of the operator's pod."""
-        program = f"print(open({DECISIONS!r}).read())"
-        read = ["exec", "deploy/pd-operator", "-n", stack.INSTALL_NAMESPACE, "--", "python3", "-c", program]
-        return [line for line in self.served.cluster.kubectl(*read).splitlines() if line]
+        return decisions(self.served.cluster)
 
     def ticks(self) -> list[Record]:
         """The decisions for this deployment, in order."""

@@ -22,6 +22,13 @@ def install(nodes_cluster: Cluster) -> Cluster:
     return nodes_cluster
 
 
+def decisions(cluster: Cluster) -> list[str]:
+    """The lines of the decision log of the operator's pod; it begins anew with each start of that pod."""
+    program = f"print(open({DECISIONS!r}).read())"
+    read = ["exec", "deploy/pd-operator", "-n", stack.INSTALL_NAMESPACE, "--", "python3", "-c", program]
+    return [line for line in cluster.kubectl(*read).splitlines() if line]
+
+
 @pytest.fixture
 def served(install: Cluster, namespace: str) -> Iterator[Served]:
     """A namespace under Pod Security `restricted`, and what a test does with one PDDeployment in it."""

@@ -12,6 +12,7 @@ from typing import Any
 from cluster.handle import Cluster
 from demo import chat as chat_counters
 from demo import ready
+from opsrunner.waits import conditions
 from pd_operator.render.template import merge
 from traffic import Load
 
@@ -86,6 +87,10 @@ class Served:
         address = found.strip()
         self.until(f"a connection to the front Service at {address}", lambda: _connects(address), ROUTED_S)
         return Load(f"http://{address}", self.name, tokens)
+
+    def ready_pods(self, role: str) -> list[dict[str, Any]]:
+        """Those of a role that are Ready."""
+        return [pod for pod in self.pods(role) if conditions(pod).get("Ready", {}).get("status") == "True"]
 
     def pods(self, role: str = "") -> list[dict[str, Any]]:
         """Pods that are not being deleted, of one role (prefill, decode, router) or all."""

@@ -116,8 +116,8 @@ class Fleet:
         if any(sum(counts) and not all(counts) for counts in running.values()):
             found.append(f"{wanted.name} has half a slice: {dict(running)}")
         if all(sum(c[role] for c in running.values()) >= wanted.replicas[role] for role in (0, 1)):
-            arrived = waits.has(obj, "Progressing", "False", "WeightsNotEnforceable") if small else True
-            if not waits.has(obj, "Placed", "True", "Bound") or not waits.has(obj, "Ready", "True") or not arrived:
+            told = waits.has(obj, "Placed", "True", "Bound") and waits.has(obj, "Ready", "True")
+            if not told or (small and not waits.has(obj, "Progressing", "False", "WeightsNotEnforceable")):
                 found.append(f"{wanted.name} is complete and does not say so: {waits.describe(obj)}")
             return found
         now = sum(min(x * d, y * p) for x, y in running.values())

@@ -26,6 +26,10 @@ START_WAIT_S = 600.0
 STOP_WAIT_S = 30.0
 HOST = "127.0.0.1"
 BROKEN = Path(__file__).parent / "broken"
+# Seconds. Decode sends a heartbeat every sixth of it, and one that finds no agent of prefill starts a handshake. With the default of
+# 30 that is 5 s, which is how long a handshake waits for an answer: by chance a handshake that failed is tried and counted again
+# (vLLM 0.32.0, nixl/base_worker.py), and the idle engine shows that with the next request. At 9 s nothing falls together.
+LEASE_S = 54
 
 # The smallest settings that serve: 256 MiB of KV cache, eager, one OpenMP thread. float32, because with bfloat16 vLLM takes its AMX
 # kernels where the CPU has AMX and leaves it to oneDNN to ask the kernel for the permission: a decode engine whose first step is
@@ -83,7 +87,7 @@ def kv_transfer_config(role: str, lmcache_port: int, module: str = "") -> str:
     nixl = {
         "kv_connector": "NixlConnector",
         "kv_role": kv_role,
-        "kv_connector_extra_config": {"kv_lease_duration": 30, "backends": ["UCX"]},
+        "kv_connector_extra_config": {"kv_lease_duration": LEASE_S, "backends": ["UCX"]},
     }
     lmcache = {
         "kv_connector": "LMCacheMPConnector",

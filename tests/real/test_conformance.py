@@ -24,7 +24,7 @@ TESTS = Path(__file__).parent.parent
 PROMPT_TOKENS = 5 * local.BLOCK + 9  # five full blocks and a part of a sixth, two full chunks and a part of a third
 ANSWER_TOKENS = 8
 COUNTERS_WAIT_S = 30.0
-LEASE_WAIT_S = 90.0
+LEASE_WAIT_S = local.LEASE_S + 60.0
 Harm = Callable[[local.Stack, dict[str, Any]], dict[str, Any]]
 
 

@@ -26,8 +26,8 @@ START_WAIT_S = 600.0
 STOP_WAIT_S = 30.0
 HOST = "127.0.0.1"
 BROKEN = Path(__file__).parent / "broken"
-# Seconds. Decode sends a heartbeat every sixth of it, and one that finds no agent of prefill starts a handshake. With the default of
-# 30 that is 5 s, which is how long a handshake waits for an answer: by chance a handshake that failed is tried and counted again
+# Seconds. Decode sends a heartbeat every sixth of it, and one that finds no agent of prefill starts a handshake. With the default
+# of 30 that is 5 s, which is how long a handshake waits for an answer: by chance a handshake that failed is tried and counted again
 # (vLLM 0.32.0, nixl/base_worker.py), and the idle engine shows that with the next request. At 9 s nothing falls together.
 LEASE_S = 54
 

@@ -297,6 +297,7 @@ OTHER: dict[str, Any] = {
     "scaling.mode": "Advisory",
     "scaling.maxGPUs": 8,
     "scaling.priority": 1,
+    "scaling.headroomPercent": 80,
     **{f"scaling.{role}.{path}": value for role in ROLES for path, value in {"minReplicas": 2, "maxReplicas": 8}.items()},
     "backpressure.maxQueueTime": "1s",
     "rollout.type": "Recreate",

@@ -12,7 +12,7 @@ from pd_operator.core.scaling.bounds import Bounds
 from pd_operator.core.scaling.decide import decide
 from pd_operator.core.scaling.decision import Alert, Bottleneck, Decision, Reason
 from pd_operator.core.scaling.explain import explain
-from pd_operator.core.scaling.law import Law
+from pd_operator.core.scaling.law import DEFAULT, Law, with_headroom
 from pd_operator.core.scaling.learned import Gate, Learned, Rate
 from pd_operator.core.scaling.readings import UNKNOWN
 
@@ -259,3 +259,12 @@ def test_the_spread_of_what_runs_is_learned_only_where_the_law_looks_at_it() -> 
     assert state.decode.running == Rate(147.803, 1248.53)
     held = decide(readings(running=UNKNOWN), state, BOUNDS, (state.time or 0) + 15, Law(decode_tail=2.0)).learned
     assert held.decode.running == state.decode.running
+
+
+@pytest.mark.parametrize(
+    ("headroom", "loads"), [(1.0, (0.6, 0.85)), (1.5, (0.4, 0.85 / 1.5)), (0.75, (0.8, 1.0)), (0.5, (1.2, 1.0))]
+)
+def test_headroom_changes_the_two_loads_and_nothing_else(headroom: float, loads: tuple[float, float]) -> None:
+    made = with_headroom(DEFAULT, headroom)
+    assert (made.prefill_load, made.decode_load) == pytest.approx(loads)
+    assert replace(made, prefill_load=DEFAULT.prefill_load, decode_load=DEFAULT.decode_load) == DEFAULT

@@ -43,6 +43,14 @@ def test_the_higher_priority_gets_what_there_is_and_the_other_is_told_who_holds_
     assert [d for line in world.lines for d in replay(line)] == []
 
 
+def test_a_share_of_a_budget_keeps_the_head_room_that_was_asked_for() -> None:
+    world = World(at("high", 5), at("low", 0, scaling={"headroomPercent": 150}), budgets=[Budget("prod", 6)])
+    world.tick(3, BUSY)
+    last = next(made for made in map(parse, reversed(world.lines)) if made.name == "demo/low")
+    assert "demo/high (priority 5) holds 4" in last.bounds.shared and last.law.decode_load == 0.85 / 1.5
+    assert last.decision.decode.wanted == 4, "400 / (0.567 x 200) = 3.5: wanted, and not got"
+
+
 def test_a_lower_priority_gives_back_one_a_minute_and_only_what_is_known() -> None:
     world = World(at("high", 5), at("low", 0), budgets=[Budget("prod", 8)])
     show(world.stores, "demo", "low-decode", 5)  # 1 + 5, and high has 1 + 1: all 8

@@ -402,6 +402,18 @@ def test_bounds_follow_the_spec_and_the_lead_times() -> None:
     assert parse(world.lines[-1]).bounds.decode.maximum == 5
 
 
+@pytest.mark.parametrize(
+    ("percent", "need", "counts"), [(100, "0.85 x b 200", (1, 3)), (150, "0.566667 x b 200", (2, 4)), (80, "1 x b 200", (1, 2))]
+)
+def test_headroom_divides_what_a_replica_may_carry(percent: int, need: str, counts: tuple[int, int]) -> None:
+    """A prefill replica is busy by half, and 400 run where a decode replica holds 200: two are full, four carry 0.57 of that."""
+    world = World(snapshot_of(scaling={"headroomPercent": percent}))
+    world.tick(2, BUSY)
+    assert (world.number("prefill"), world.number("decode")) == counts
+    assert need in world.server.events[-1]
+    assert [d for line in world.lines for d in replay(line)] == [], "what was decided says with which law"
+
+
 def test_lead_times_are_those_that_a_pod_had_first() -> None:
     """A pod that falters an hour later and is ready again took no hour to start."""
     world = World()

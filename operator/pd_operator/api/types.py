@@ -331,6 +331,12 @@ class ScalingSpec(Model):
     priority: int = Field(
         default=0, ge=-1000000, le=1000000, description="Order between deployments that share a budget; higher first."
     )
+    headroom_percent: int = Field(
+        default=100,
+        ge=50,
+        le=200,
+        description="Spare capacity, in percent of what the law keeps by itself: less saves accelerators, more keeps latency.",
+    )
     prefill: ScalingBounds = Field(description="Bounds of the prefill pool.")
     decode: ScalingBounds = Field(description="Bounds of the decode pool.")
 

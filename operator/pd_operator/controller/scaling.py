@@ -26,6 +26,7 @@ from pd_operator.core.pool_status import digest, sentence
 from pd_operator.core.scaled import LeadTime, Scaled, Starts, lead_text, read_lead, replicas_of, restore
 from pd_operator.core.scaling.bounds import Bounds
 from pd_operator.core.scaling.decision import Decision, Reason
+from pd_operator.core.scaling.law import DEFAULT, with_headroom
 from pd_operator.core.scaling.learned import Learned
 from pd_operator.core.scaling.record import make
 from pd_operator.core.scaling.shared import Budget, Share
@@ -195,7 +196,9 @@ class ScalingLoop:
             for role in ROLES
         }
         readings = load.readings(replicas["prefill"], replicas["decode"], entry.rollout)
-        record = make(f"{namespace}/{name}", readings, known.learned, known.bounds(entry, self._tick), now)
+        scaling = entry.spec.scaling
+        law = with_headroom(DEFAULT, scaling.headroom_percent / 100) if scaling else DEFAULT
+        record = make(f"{namespace}/{name}", readings, known.learned, known.bounds(entry, self._tick), now, law)
         unknown = "; ".join(f"{k}: {s.source or 'unknown'}" for k, s in load.signals().items() if not s.known)
         return _Draft(Asked(entry, record), known, pools, unknown[:800])
 
@@ -206,7 +209,7 @@ class ScalingLoop:
             own = record.bounds.max_gpus
             if share.gpus is not None and (own is None or share.gpus < own):
                 tighter = replace(record.bounds, max_gpus=share.gpus, shared=share.detail)
-                record = make(record.name, record.readings, record.learned, tighter, now)
+                record = make(record.name, record.readings, record.learned, tighter, now, record.law)
             if self._log is not None:
                 self._log(record.line())
             draft.known.learned = record.decision.learned

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pd_operator.core.scaling import record
 from pd_operator.core.scaling.bounds import Bounds, RoleBounds
 from pd_operator.core.scaling.decision import Decision
-from pd_operator.core.scaling.law import DEFAULT, Law
+from pd_operator.core.scaling.law import DEFAULT, Law, with_headroom
 from pd_operator.core.scaling.learned import Learned
 from pd_operator.core.scaling.readings import UNKNOWN, Readings, Replicas, Signal, SliceHandoff
 from pd_simulate.view import Counters, ReplicaView, Role, Targets, View
@@ -44,9 +44,7 @@ class Ours:
 
     def decide(self, view: View) -> Targets:
         """The counts of `pd_operator.core.scaling`."""
-        law = replace(
-            self.law, prefill_load=self.law.prefill_load / self.headroom, decode_load=min(1.0, self.law.decode_load / self.headroom)
-        )
+        law = with_headroom(self.law, self.headroom)
         made = record.make(
             "simulated", self.readings(view), self.learned, bounds(view, self.max_num_seqs, self.tick), view.now, law
         )

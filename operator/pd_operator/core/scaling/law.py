@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +76,14 @@ class Law:
 
 
 DEFAULT = Law(decode_memory=15.0)  # what won after the first records were written is switched on here: see record.Record.law
+
+
+def with_headroom(law: Law, headroom: float) -> Law:
+    """The law with its two loads divided by `headroom` (1 = as it is): above 1 buys attainment with GPUs, below 1 the reverse.
+
+    The knob of the comparison with other policies, and `scaling.headroomPercent` / 100. Decode's load is at most 1: more requests
+    than its KV holds do not run.
+    """
+    if headroom == 1:
+        return law
+    return replace(law, prefill_load=law.prefill_load / headroom, decode_load=min(1.0, law.decode_load / headroom))

@@ -67,10 +67,11 @@ def from_json(values: Mapping[str, Any]) -> Cell:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a comparison needs of one policy: the values of its headroom knob, lowest headroom first."""
+    """What a comparison needs of one policy: the values of its headroom knob, lowest headroom first, and those that lie below."""
 
     name: str
     knobs: Sequence[float]
+    lower: Sequence[float] = ()  # lowest headroom last: for where the lowest of `knobs` attains more than what is compared
 
 
 @dataclass(frozen=True, slots=True)

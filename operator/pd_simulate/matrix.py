@@ -35,12 +35,15 @@ class Tuning(_Model):
 
 
 class Block(_Model):
-    """One product. `policies: all` are those of the registry; `knobs` is how many values of each policy's own headroom knob."""
+    """One product. `policies: all` are those of the registry; `knobs` is how many values of each policy's own headroom knob, and
+    `lower` how many below them.
+    """
 
     traces: list[str] = Field(min_length=1, max_length=50)
     policies: list[str] | Literal["all"] = "all"
     exclude: list[str] = []
-    knobs: int = Field(default=5, ge=1, le=5)
+    knobs: int = Field(default=5, ge=0, le=5)
+    lower: int = Field(default=0, ge=0, le=2)
     seeds: int = Field(default=10, ge=1, le=100)
     budgets: list[Annotated[int, Field(ge=2, le=1024)]] = Field(default=[32], min_length=1)
     admission: list[Literal["none", "ours"]] = Field(default=["none"], min_length=1)
@@ -102,15 +105,18 @@ def _explain(source: str, error: Any) -> str:
     return f"{source}: {where} {shown if len(shown) < 60 else shown[:57] + '...'}: {error['msg']}"
 
 
-def knob_values(sweep: Sweep, count: int) -> list[float | None]:
-    """`count` of the policy's knob values, ends included, evenly chosen; one = the middle. [None] when it has no knob."""
+def knob_values(sweep: Sweep, count: int, lower: int = 0) -> list[float | None]:
+    """`count` of the policy's knob values, ends included, evenly chosen; one = the middle. [None] when it has no knob.
+
+    Before them `lower` of the values that lie below, lowest headroom first.
+    """
     if not sweep.knobs:
         return [None]
-    last = len(sweep.knobs) - 1
-    if count == 1:
-        return [sweep.knobs[last // 2]]
+    below, last = sweep.lower[:lower][::-1], len(sweep.knobs) - 1
+    if count < 2:
+        return [*below, *sweep.knobs[last // 2 : last // 2 + count]]
     chosen = {round(index * last / (count - 1)) for index in range(count)}
-    return [sweep.knobs[index] for index in sorted(chosen)]
+    return [*below, *(sweep.knobs[index] for index in sorted(chosen))]
 
 
 def cells(matrix: Matrix, registry: Sequence[Sweep], chosen: Callable[[Cell], Cell] = lambda cell: cell) -> list[Cell]:
@@ -166,7 +172,7 @@ def _product(block: Block, registry: Sequence[Sweep]) -> list[tuple[Cell, Sweep]
     ):
         if name in block.exclude:
             continue
-        for knob in knob_values(known[name], block.knobs):
+        for knob in knob_values(known[name], block.knobs, block.lower):
             cell = Cell(
                 trace=trace,
                 policy=name,

@@ -40,7 +40,7 @@ def entry(name: str) -> registry.Entry:
 
 def sweeps() -> list[Sweep]:
     """Every policy and its knob's values."""
-    return [Sweep(one.name, one.knobs) for one in ENTRIES.values()]
+    return [Sweep(one.name, one.knobs, one.lower) for one in ENTRIES.values()]
 
 
 def draw(policy: str, random: Random) -> tuple[tuple[str, float | str], ...]:

@@ -6,93 +6,29 @@ page again from the CSV.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from pd_simulate import matrix, peers
 from pd_simulate.analysis import OURS, TARGETS, Scenario, Verdicts, Versus, is_peer, judge
-from pd_simulate.cell import Cell, Row, from_json
+from pd_simulate.cell import Row
 from pd_simulate.compare import TIMELINES
 from pd_simulate.markup import saving
-from pd_simulate.scenario import window
+from pd_simulate.runs import OUTAGE, order, read, runs_csv
 from pd_simulate.store import load
 
 MATRIX = "core"
 FALLING = {sweep.name for sweep in peers.sweeps() if sweep.knobs and sweep.knobs[0] > sweep.knobs[-1]}
+# The budget at which a trace was run first: other budgets stand in a table of their own.
+BUDGETS = {trace: block.budgets[0] for block in matrix.shipped(MATRIX).blocks[::-1] for trace in block.traces}
 FIXED = ("static-best", "aggregated-static")  # peers that never scale
-OUTAGE, OUTAGE_SECONDS = "signals-lost", 300.0
 PAGE, RUNS = "result.md", "result.csv"
 BEGIN, END = "<!-- made of result.csv: begin -->", "<!-- made of result.csv: end -->"
-SETTINGS = [field.name for field in fields(Cell) if field.name not in ("settings", "purpose", "digest")]
-NUMBERS = (
-    "attainment",
-    "gpu_seconds",
-    "mean_gpus",
-    "offered",
-    "timed_out",
-    "recomputed",
-    "ttft_p95",
-    "itl_p95",
-    "reversals_per_hour",
-)
-DOWN = "down_while_unknown"  # steps down of both roles while signals were lost, "" where no timeline was kept
 AIM_SAVING, AIM_LOSS, AIM_ORACLE = 0.20, -0.02, 0.10  # what was aimed at, against the best peer and the oracle
-
-
-def runs_csv(rows: Iterable[tuple[Row, Path]]) -> str:
-    """One line for each finished run, given with its folder of timelines: its settings, and the numbers that the page needs."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*SETTINGS, *NUMBERS, DOWN, "code"])
-    for row, timelines in sorted(rows, key=lambda item: _order(item[0].cell)):
-        if row.summary is None:
-            continue
-        settings = ["" if (value := getattr(row.cell, name)) is None else value for name in SETTINGS]
-        numbers = ["" if (value := row.summary[name]) is None else f"{value:.6g}" for name in NUMBERS]
-        writer.writerow([*settings, *numbers, steps_down(row.cell, timelines), row.code])
-    return text.getvalue()
-
-
-def _order(cell: Cell) -> tuple[object, ...]:
-    knob = -1.0 if cell.knob is None else cell.knob
-    return (cell.shock != "none", cell.trace, cell.shock, cell.budget, cell.policy, cell.seed, knob)
-
-
-def steps_down(cell: Cell, timelines: Path) -> str:
-    """Replicas that a policy took away while every signal was unknown, of both roles; "" without a timeline."""
-    path = timelines / f"{cell.key()}.json"
-    if cell.shock != OUTAGE or not path.is_file():
-        return ""
-    kept = json.loads(path.read_text())
-    start = window(kept["duration"]).shock_start
-    counts = [(at, prefill, decode) for at, prefill, decode, _ in kept["decisions"]]
-    pairs = [(before, after) for before, after in pairwise(counts) if start < after[0] <= start + OUTAGE_SECONDS]
-    return str(sum(max(0, before[role] - after[role]) for before, after in pairs for role in (1, 2)))
-
-
-def read(text: str) -> list[tuple[Row, str]]:
-    """The runs of a CSV, each with its steps down while signals were unknown."""
-    kinds = {field.name: str(field.type) for field in fields(Cell)}
-    found = []
-    for line in csv.DictReader(io.StringIO(text)):
-        values = {name: _value(line[name], kinds[name]) for name in SETTINGS}
-        summary = {name: float(line[name]) if line[name] else None for name in NUMBERS}
-        found.append((Row(from_json(values), summary, None, 0.0, line["code"]), line[DOWN]))
-    return found
-
-
-def _value(text: str, kind: str) -> object:
-    if kind == "float | None":
-        return float(text) if text else None
-    return float(text) if kind == "float" else int(text) if kind == "int" else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +41,11 @@ class Part:
     verdicts: Sequence[Verdicts]  # ours against every policy that ran all seeds, by TARGETS
 
 
-def parts(rows: Sequence[Row], first_seed: bool = False) -> list[Part]:
+def parts(rows: Sequence[Row], everyone: bool = False) -> list[Part]:
     """Scenarios with the seeds that ours and the policies of the first block ran whole: every value of the knob.
 
-    What ran fewer seeds than those is not judged, and named: it neither wins nor loses by what was not run. With `first_seed` only
-    the first of those seeds counts, so that policies are judged which ran no more.
+    What ran fewer seeds than those is not judged, and named: it neither wins nor loses by what was not run. With `everyone` only
+    the seeds count that every policy which ran the first one whole did, so that policies are judged which ran fewer.
     """
     shipped = matrix.shipped(MATRIX)
     wanted: dict[str, dict[tuple[str, int], set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -120,34 +56,46 @@ def parts(rows: Sequence[Row], first_seed: bool = False) -> list[Part]:
     for name, group in wanted.items():
         whole = {pair for pair, keys in group.items() if keys <= done}
         policies = sorted({policy for policy, _ in group})
-        first = {policy for policy in policies if policy in shipped.blocks[0].policies and (policy, 0) in whole}
+        first = {policy for policy in policies if (everyone or policy in shipped.blocks[0].policies) and (policy, 0) in whole}
         seeds = sorted({seed for _, seed in group if all((policy, seed) in whole for policy in first | {OURS})})
-        seeds = seeds[:1] if first_seed else seeds
         judged = [policy for policy in policies if seeds and all((policy, seed) in whole for seed in seeds)]
         if len(judged) > 1:
             kept = [row for row in rows if row.cell.scenario == name and row.cell.policy in judged and row.cell.seed in seeds]
             scenario, short = Scenario(kept[0].cell, kept), [policy for policy in policies if policy not in judged]
             found.append(Part(scenario, seeds, short, [judge(scenario, target) for target in TARGETS]))
-    return sorted(found, key=lambda part: _order(part.scenario.cell))
+    return sorted(found, key=lambda part: order(part.scenario.cell))
 
 
 def page(runs: Sequence[tuple[Row, str]]) -> str:
     """The generated part of the page, in Markdown."""
     found = parts([row for row, _ in runs])
-    real = [part for part in found if part.scenario.cell.shock == "none"]
-    shocks = [part for part in found if part.scenario.cell.shock != "none"]
+    real = [part for part in found if _kind(part) == "real"]
+    shocks = [part for part in found if _kind(part) == "shock"]
+    judged = [*real, *shocks]
     sections = [
         ("What ran", _ran(found, len(runs))),
         ("Ours against the best peer", _judged(real)),
         ("Against what was aimed at", _aims(real, shocks)),
-        ("Losses", _losses(found)),
+        ("Losses", _losses(judged)),
         ("Every policy", [line for part in real for line in _points(part)]),
-        ("The rest of the policies, one seed", _rest(found, parts([row for row, _ in runs], first_seed=True))),
+        ("The rest of the policies, fewer seeds", _rest(found, parts([row for row, _ in runs], everyone=True))),
         ("Shocks", _judged(shocks)),
+        ("With our admission limits", _judged([part for part in found if _kind(part) == "admission"])),
+        ("Other budgets", _judged([part for part in found if _kind(part) == "budget"])),
         ("All signals unknown for five minutes", _outage(shocks, runs)),
         ("What was left out", [f"* {text}" for text in matrix.shipped(MATRIX).left_out]),
     ]
     return "\n\n".join(f"## {title}\n\n" + "\n".join(lines or ["Not run."]) for title, lines in sections) + "\n"
+
+
+def _kind(part: Part) -> str:
+    """Which section a scenario belongs to: the traces as they are, with shocks, with our admission limits, at other budgets."""
+    cell = part.scenario.cell
+    if cell.shock != "none":
+        return "shock"
+    if cell.admission != "none":
+        return "admission"
+    return "real" if cell.budget == BUDGETS[cell.trace] else "budget"
 
 
 def _table(*heads: str) -> list[str]:
@@ -228,7 +176,8 @@ def _aims(real: Sequence[Part], shocks: Sequence[Part]) -> list[str]:
         alone = sum(item.best_peer is None and item.standings[OURS].mean is not None for item in items)
         lines.append(
             f"* At {100 * target:g} %, of {len(items)} traces: at least {100 * AIM_SAVING:g} % fewer GPU-seconds than the best "
-            f"peer in {sum(value >= AIM_SAVING for value in paired)} (aim: 4), reached by ours alone in {alone}; more than "
+            f"peer in {sum(value >= AIM_SAVING for value in paired)} (aim: 4; the oracle, which knows the future, does in "
+            f"{sum(_possible(item) >= AIM_SAVING for item in items)}), reached by ours alone in {alone}; more than "
             f"{-100 * AIM_LOSS:g} % worse in {sum(value < AIM_LOSS for value in paired)} (aim: 0), not reached by ours in every "
             f"seed in {sum(item.standings[OURS].mean is None for item in items)}; within {100 * AIM_ORACLE:g} % of the oracle in "
             f"{sum(value <= AIM_ORACLE for value in near)} of the {len(near)} where both reach it."
@@ -238,6 +187,15 @@ def _aims(real: Sequence[Part], shocks: Sequence[Part]) -> list[str]:
         told = f"ours is the cheapest but the oracle in {sum(map(_first, marks))} (aim: all)"
         lines.append(f"* At {100 * target:g} %, of {len(marks)} shocks: {told}.")
     return lines
+
+
+def _possible(item: Verdicts) -> float:
+    """What the oracle saves against the best peer: mean of the seeds in which both reach the attainment; 0 without any."""
+    if item.best_peer is None or "oracle" not in item.standings:
+        return 0.0
+    bound, theirs = item.standings["oracle"].values, item.standings[item.best_peer].values
+    shares = [1 - bound[seed] / theirs[seed] for seed in bound.keys() & theirs.keys()]
+    return fmean(shares) if shares else 0.0
 
 
 def _first(item: Verdicts) -> bool:
@@ -259,13 +217,13 @@ def _losses(found: Sequence[Part]) -> list[str]:
 
 
 def _rest(found: Sequence[Part], alone: Sequence[Part]) -> list[str]:
-    """Where the first seed was run by more policies than all seeds: the cheapest of them all there, and what the rest did."""
+    """Where fewer seeds were run by more policies: the cheapest of them all there, and what the rest did."""
     judged = {part.scenario.cell.scenario: part.scenario.policies for part in found}
     more = [(part, sorted(set(part.scenario.policies) - set(judged.get(part.scenario.cell.scenario, ())))) for part in alone]
     more = [(part, names) for part, names in more if names]
-    lines = _table("scenario, one seed", "peers judged", "at", "ours, GPUs", "ours is", "reached by", "cheapest peers, GPUs")
+    lines = _table("scenario", "seeds", "peers judged", "at", "ours, GPUs", "ours is", "reached by", "cheapest peers, GPUs")
     for part, _ in more:
-        lines += [_row(part.scenario.title, *_among(item)) for item in part.verdicts]
+        lines += [_row(part.scenario.title, len(part.seeds), *_among(item)) for item in part.verdicts]
     return [*lines, *(line for part, names in more for line in _points(part, names))] if more else []
 
 
@@ -281,17 +239,22 @@ def _among(item: Verdicts) -> tuple[object, ...]:
 
 
 def _points(part: Part, names: Sequence[str] | None = None) -> list[str]:
-    """The sweeps of these policies, of all that were judged without them."""
-    over = "means over seeds" if names is None else "one seed"
-    words = f"attainment / mean GPUs at the lowest, middle and highest headroom, {over}:"
-    lines = ["", f"**{part.scenario.title}**, {words}", "", *_table("policy", "lowest", "middle", "highest")]
+    """The sweeps of these policies, of all that were judged without them; the highest headroom is always the last column."""
+    swept = {}
     for name in part.scenario.policies if names is None else names:
-        sweep = [point for _, point in part.scenario.sweep(name)]
-        if name in FALLING:  # the knob's values fall as headroom rises
-            sweep.reverse()
-        shown = [f"{100 * point.attainment:.1f} % / {point.gpu_seconds / part.scenario.window:.2f}" for point in sweep]
-        lines.append(_row(name, *shown, *[""] * (3 - len(shown))))
+        points = [point for _, point in part.scenario.sweep(name)]
+        swept[name] = points[::-1] if name in FALLING else points  # of those the knob's values fall as headroom rises
+    columns = max(map(len, swept.values()))
+    words = f"attainment / mean GPUs, from the lowest headroom to the highest, means over {_seeds(part)}:"
+    lines = ["", f"**{part.scenario.title}**, {words}", "", *_table("policy", "lowest", *[""] * (columns - 2), "highest")]
+    for name, points in swept.items():
+        shown = [f"{100 * point.attainment:.1f} % / {point.gpu_seconds / part.scenario.window:.2f}" for point in points]
+        lines.append(_row(name, *[""] * (columns - len(shown)), *shown))
     return lines
+
+
+def _seeds(part: Part) -> str:
+    return "one seed" if len(part.seeds) == 1 else f"{len(part.seeds)} seeds"
 
 
 def _outage(shocks: Sequence[Part], runs: Sequence[tuple[Row, str]]) -> list[str]:

@@ -77,7 +77,8 @@ def test_every_peer_is_there() -> None:
 def test_entry_is_complete(name: str) -> None:
     made = entry(name)
     assert len(made.knobs) == len(set(made.knobs)) == 5
-    assert list(made.knobs) in (sorted(made.knobs), sorted(made.knobs, reverse=True))
+    every = [*made.lower[::-1], *made.knobs]
+    assert every in (sorted(every), sorted(every, reverse=True)) and len(every) == 7
     assert min(made.knobs) <= made.default <= max(made.knobs)
     assert made.knob not in made.tunables
     assert made.build(inputs()).name == name
@@ -93,7 +94,7 @@ def test_deterministic_and_inside_bounds(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(PEERS))
 def test_more_headroom_never_asks_for_less(name: str) -> None:
     made = entry(name)
-    asked = [sum(t.prefill + t.decode for t in drive(made, knob)) for knob in made.knobs]
+    asked = [sum(t.prefill + t.decode for t in drive(made, knob)) for knob in (*made.lower[::-1], *made.knobs)]
     assert asked == sorted(asked)
     assert asked[-1] > asked[0]
 

@@ -79,6 +79,12 @@ class Entry:
     tunables: Mapping[str, Range] = field(default_factory=dict)
     needs: tuple[str, ...] = ()  # fields of Inputs that must be given
 
+    @property
+    def lower(self) -> tuple[float, float]:
+        """Two values below the sweep, lowest headroom last: the ratio of its first two goes on."""
+        first, second = self.knobs[:2]
+        return round(first * first / second, 4), round(first * (first / second) ** 2, 4)
+
     def build(self, inputs: Inputs, knob: float | None = None, settings: Mapping[str, Value] | None = None) -> Policy:
         """A fresh policy. Raises ValueError that names the field, the value and what is accepted."""
         for need in self.needs:

@@ -92,6 +92,10 @@ def parse(text: str, source: str) -> Matrix:
     except ValidationError as exc:
         raise InputError("; ".join(_explain(source, error) for error in exc.errors())) from exc
     for number, block in enumerate(matrix.blocks):
+        if not block.knobs + block.lower:
+            raise InputError(
+                f"{source}: blocks.{number}.knobs 0 without `lower`: accepted are 1 to 5, or 0 with a `lower` of 1 or 2"
+            )
         if unknown := [name for name in block.shocks if name not in SHOCKS]:
             raise InputError(f"{source}: blocks.{number}.shocks {unknown[0]!r}: accepted are {', '.join(SHOCKS)}")
         seconds(block.lead_time, f"{source}: blocks.{number}.leadTime")

@@ -1,8 +1,8 @@
 """Referee: the same policies in NVIDIA's own discrete-event replay (the `ai-dynamo-runtime` wheel) and in this simulator.
 
-The wheel is the optional extra `referee`. The planner's own code needs `ai-dynamo` too, which wants another kubernetes client than
-the operator: it gets a virtual environment of its own (docs/simulate/referee.md). Without the wheel nothing runs, and `missing()`
-says so.
+The engine of the replay is the optional extra `referee`; the Python around it is in `ai-dynamo`, which wants another kubernetes
+client than the operator and so goes in without its dependencies. The planner's own code uses those: it gets a virtual environment
+of its own (docs/simulate/referee.md). Without the wheels nothing runs, and `missing()` says so.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ BLOCK = 64  # tokens of a KV block in the replay
 TRACE_BLOCK = 512  # tokens that one hash id of a trace file stands for
 FOREVER = 1e6  # seconds
 WALL = 150.0  # seconds that one replay may take
-WHEEL = "ai-dynamo-runtime==1.4.2"
+WHEELS = ("ai-dynamo-runtime==1.4.2", "ai-dynamo==1.4.2")  # the engine of the replay, and the Python around it
 
 
 def missing() -> str | None:
     """Why the referee cannot run, or None."""
     if importlib.util.find_spec("dynamo") is None or importlib.util.find_spec("dynamo.mocker") is None:
-        return f"the referee needs the wheel {WHEEL} (extra `referee`): pip install 'pd-operator[simulate,referee]'"
+        return (
+            f"the referee needs the wheels {' and '.join(WHEELS)}: pip install 'pd-operator[simulate,referee]', which has the "
+            f"first, and pip install --no-deps {WHEELS[1]} (by itself it would ask for an older kubernetes client)"
+        )
     return None
 
 

@@ -230,12 +230,21 @@ def test_knob_values_are_spread(count: int, chosen: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("count", "lower", "chosen"), [(0, 2, [0.25, 0.5]), (0, 1, [0.5]), (1, 1, [0.5, 2.0]), (2, 2, [0.25, 0.5, 1.0, 3.0])]
+)
+def test_values_below_a_sweep_come_before_it(count: int, lower: int, chosen: list[float]) -> None:
+    assert matrix.knob_values(Sweep("x", (1.0, 2.0, 3.0), (0.5, 0.25)), count, lower) == chosen
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("name: x", "blocks.*Field required"),
         ("name: x\nblocks: [{traces: []}]", r"blocks.0.traces \[\]"),
         ("name: x\nblocks: [{traces: [a], budgets: [1]}]", r"blocks.0.budgets.0 1: .*greater than or equal to 2"),
         ("name: x\nblocks: [{traces: [a], colour: red}]", r"blocks.0.colour 'red': Extra"),
+        ("name: x\nblocks: [{traces: [a], knobs: 0}]", r"knobs 0 without `lower`: accepted are 1 to 5, or 0 with"),
+        ("name: x\nblocks: [{traces: [a], lower: 3}]", r"blocks.0.lower 3: Input should be less than or equal to 2"),
         ("name: x\nblocks: [{traces: [a], shocks: [boom]}]", r"shocks 'boom': accepted are none, outputs-x3"),
         ("name: x\nblocks: [{traces: [a], leadTime: soon}]", r"leadTime 'soon': accepted is a duration"),
         ("- [", "not YAML"),

@@ -240,7 +240,7 @@ def test_without_the_wheel_it_says_what_is_missing(tmp_path: Path, capsys: pytes
 def test_both_simulators_agree_on_a_small_load(tmp_path: Path) -> None:
     """With the wheel (extra `referee`, 40 MB, not in the test environment) it runs; without, it says what to install."""
     if why := referee.missing():
-        assert "ai-dynamo-runtime" in why and "pip install" in why
+        assert "ai-dynamo-runtime==1.4.2 and ai-dynamo==1.4.2" in why and "pip install --no-deps ai-dynamo==1.4.2" in why
         return
     load = load_of(np.arange(0.0, 60.0, 0.2), 800, 50, 60.0)
     here, there = referee.simulated(load, FLEET, Static(2, 2)), Replay(load, FLEET, tmp_path).run(Static(2, 2))

@@ -105,7 +105,7 @@ def _run_parser(parser: argparse.ArgumentParser) -> None:
 
 def _compare_parser(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--profile", choices=("smoke", "core", "full"), help="a matrix that ships")
+    which.add_argument("--profile", choices=("smoke", "full"), help="a matrix that ships")
     which.add_argument("--matrix", type=Path, metavar="FILE.yaml", help="a matrix of your own")
     add = parser.add_argument
     add("-o", "--output", type=Path, metavar="DIR", help="results folder (default simulate-results/NAME)")

@@ -1,4 +1,4 @@
-"""Matrix: a YAML file of blocks, each a product of lists, and the cells it stands for. `smoke`, `core` and `full` ship."""
+"""Matrix: a YAML file of blocks, each a product of lists, and the cells it stands for. `smoke` and `full` ship."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pd_simulate.cell import Cell, Sweep
 from pd_simulate.scenario import DEFAULT_PROFILE, SHOCKS
 from pd_simulate.units import InputError, seconds
 
-SHIPPED = ("smoke", "core", "full")
+SHIPPED = ("smoke", "full")
 LONG_PROMPTS = ("mooncake", "mix")  # `slo: auto` takes the class `long` for these, `chat` for others
 Duration = Annotated[str, Field(max_length=20)]
 

@@ -21,7 +21,7 @@ from pd_simulate.markup import saving
 from pd_simulate.runs import OUTAGE, order, read, runs_csv
 from pd_simulate.store import load
 
-MATRIX = "core"
+MATRIX = "full"
 FALLING = {sweep.name for sweep in peers.sweeps() if sweep.knobs and sweep.knobs[0] > sweep.knobs[-1]}
 # The budget at which a trace was run first: other budgets stand in a table of their own.
 BUDGETS = {trace: block.budgets[0] for block in matrix.shipped(MATRIX).blocks[::-1] for trace in block.traces}

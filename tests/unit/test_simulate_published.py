@@ -20,9 +20,9 @@ COST = {"ours": 10.0, "oracle": 9.0, "hpa-utilization": 12.0, "wva-v2": 9.0}
 
 
 def runs(keep: tuple[tuple[str, int], ...]) -> list[tuple[Row, str]]:
-    """Made-up runs of `core` on one trace: of these policies and seeds, attaining 85, 92 and 99.5 % at rising cost."""
+    """Made-up runs of `full` on one trace: of these policies and seeds, attaining 85, 92 and 99.5 % at rising cost."""
     knobs = {sweep.name: list(matrix.knob_values(sweep, 3, 2)) for sweep in peers.sweeps()}
-    every = matrix.cells(matrix.shipped("core"), peers.sweeps())
+    every = matrix.cells(matrix.shipped("full"), peers.sweeps())
     cells = [cell for cell in every if (cell.trace, cell.budget, cell.admission) == ("mix", 32, "none")]
     made = []
     for cell in cells:

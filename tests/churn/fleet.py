@@ -89,9 +89,16 @@ class Fleet:
         running = self.running(pods)
         return sum(p * w.gpus[0] + d * w.gpus[1] for w in self.wanted for p, d in running[w.name].values())
 
-    def unrest(self) -> list[str]:
+    def rest(self) -> list[Object]:
+        """All pods when nothing is under way: the same before and after all else was looked at. Empty until then."""
+        before = self.pods()
+        if self.unrest(before):
+            return []
+        after = self.pods()
+        return after if _places(before) == _places(after) else []
+
+    def unrest(self, pods: Sequence[Object]) -> list[str]:
         """What is not at its end: a pod that ends, a slice that goes, one that could have more, a pod that could run."""
-        pods = self.pods()
         free, running = self.free(pods), self.running(pods)
         engines = self._engines(pods)
         objects = {o["metadata"]["name"]: o for o in self.api.list("PDDeployment", self.namespace)}
@@ -115,6 +122,9 @@ class Fleet:
         found = [f"{wanted.name}: {name} is not serving: {waits.describe(obj)}" for name in going]
         if any(sum(counts) and not all(counts) for counts in running.values()):
             found.append(f"{wanted.name} has half a slice: {dict(running)}")
+        more = any(sum(c[role] for c in running.values()) > wanted.replicas[role] for role in (0, 1))
+        if more or len(running) > wanted.max_domains:
+            found.append(f"{wanted} has more than it wants: {dict(running)}: {waits.describe(obj)}")
         if all(sum(c[role] for c in running.values()) >= wanted.replicas[role] for role in (0, 1)):
             told = waits.has(obj, "Placed", "True", "Bound") and waits.has(obj, "Ready", "True")
             if not told or (small and not waits.has(obj, "Progressing", "False", "WeightsNotEnforceable")):
@@ -163,6 +173,11 @@ def _small(wanted: Wanted, slices: Sequence[Object]) -> set[str]:
         return set()
     alone = len(serving) * min(serving)
     return {s["name"] for s in slices if s["state"] == "Dark" and (len(serving) + 1) * min(*serving, able[s["name"]]) < alone}
+
+
+def _places(pods: Sequence[Object]) -> set[tuple[str, str, bool]]:
+    """Which pods there are, where, and whether they end."""
+    return {(p["metadata"]["uid"], p["spec"].get("nodeName", ""), "deletionTimestamp" in p["metadata"]) for p in pods}
 
 
 def _gpus(pod: Object) -> int:

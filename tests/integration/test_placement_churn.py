@@ -71,14 +71,13 @@ def test_nothing_crosses_and_everything_that_fits_runs(plane: Cluster, tmp_path:
                     assert not bindings.failed and not bindings.crossings, bindings.failed or bindings.crossings
                 busy = fleet.placed(fleet.pods())
             stopped = time.monotonic()
-            until(
+            pods = until(
                 "everything to come to its end",
-                lambda: not fleet.unrest(),
+                fleet.rest,
                 timeout=SETTLE_S,
-                show=lambda: "\n".join(fleet.unrest()),
+                show=lambda: "\n".join(fleet.unrest(fleet.pods())),
             )
             settled = time.monotonic() - stopped
-            pods = fleet.pods()
             until("the watch of bindings to catch up", lambda: bindings.failed or not bindings.behind(pods), timeout=30)
             assert not bindings.failed and not bindings.crossings, bindings.failed or bindings.crossings
             ours = fleet.placed(pods)

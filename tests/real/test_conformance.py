@@ -25,6 +25,10 @@ PROMPT_TOKENS = 5 * local.BLOCK + 9  # five full blocks and a part of a sixth, t
 ANSWER_TOKENS = 8
 COUNTERS_WAIT_S = 30.0
 LEASE_WAIT_S = local.LEASE_S + 60.0
+ATTEMPTS = 2
+# An engine whose LMCache server does not answer for ten seconds looks up nothing from then on: the heartbeat of the scheduler that
+# would find it well again is never started (lmcache 0.5.5). Seen once on a busy machine; not what is compared here.
+STALLED = ("entering degraded mode", "Marking server as unhealthy")
 Harm = Callable[[local.Stack, dict[str, Any]], dict[str, Any]]
 
 
@@ -125,6 +129,18 @@ def record(start: Callable[[Path], AbstractContextManager[local.Stack]], logs: P
     return made
 
 
+def record_of_real(folder: Path) -> dict[str, Any]:
+    """The record of real engines, made anew where one of them lost its LMCache server meanwhile."""
+    for attempt in range(ATTEMPTS):
+        logs = folder / str(attempt)
+        made = record(lambda logs: local.real_stack(ensure(), logs), logs)
+        lines = [line for role in ("prefill", "decode") for line in (logs / f"{role}.log").read_text(errors="replace").splitlines()]
+        if not (stalls := [line for line in lines if any(words in line for words in STALLED)]):
+            break
+        print(f"attempt {attempt + 1} of {ATTEMPTS} says nothing:", *stalls, sep="\n")
+    return made
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Both records. The stand-ins wait for a lease while the real engines start."""
@@ -139,7 +155,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(record, announced, tmp_path_factory.mktemp("standin"))
         up.wait(local.START_WAIT_S)  # its ports are taken: the real ones get others
-        real = record(lambda logs: local.real_stack(ensure(), logs), tmp_path_factory.mktemp("real"))
+        real = record_of_real(tmp_path_factory.mktemp("real"))
         return {"real": real, "standin": early.result()}
 
 

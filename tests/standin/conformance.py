@@ -22,15 +22,21 @@ from standin import shapes
 Record = dict[str, Any]
 WORDS = "prefill decode cache block token router engine server request stream answer system pod node service volume"
 
+# A chunk is read back only where LMCache holds more of a prompt than the engine's own cache, which keeps whole blocks and never the
+# last token: that hangs on how many tokens a prompt has, and each has random words in front.
+READ_BACK = "counts once a chunk was read back, which hangs on how many tokens the random prompts have"
+
 # Differences that are known, each with its reason. Patterns are matched against the path of the difference.
 REAL_ONLY: dict[str, str] = {
     "metrics/*/vllm:estimated_*": "FLOP and bandwidth estimates of a real model; the stand-in has none",
     "metrics/cache/lmcache_mp_l1_chunk_*": "ages of chunks: histograms of a sample of 1 %, so they may or may not appear",
     "metrics/cache/lmcache_mp_l0_block_*": "ages of engine blocks: histograms of a sample of 1 %, so they may or may not appear",
+    "metrics/cache/lmcache_mp_l1_read_chunks_total": READ_BACK,
     "metrics/cache/lmcache_mp_real_reuse_gap*": "reuse of chunks: histograms of a sample of 1 %, so they may or may not appear",
     "calls/cache_status/shape/*context_meta/*": "keys are the random numbers of engine instances",
 }
 STANDIN_ONLY: dict[str, str] = {
+    "metrics/cache/lmcache_mp_l1_read_chunks_total": READ_BACK,
     "calls/cache_status/shape/*context_meta/*": "keys are the random numbers of engine instances",
 }
 DIFFERENT: dict[str, str] = {

@@ -134,7 +134,8 @@ def cells(matrix: Matrix, registry: Sequence[Sweep], chosen: Callable[[Cell], Ce
     for block in matrix.blocks:
         product = sorted(_product(block, registry), key=lambda pair: _order(*pair))
         made = [chosen(cell) if block.tuning else cell for cell, _ in product]
-        found |= {cell.key(): cell for cell in made if cell.key() not in found}
+        for cell in made:
+            found.setdefault(cell.key(), cell)
     return list(found.values())
 
 

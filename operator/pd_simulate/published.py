@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -21,10 +22,10 @@ from pd_simulate.markup import saving
 from pd_simulate.runs import OUTAGE, order, read, runs_csv
 from pd_simulate.store import load
 
-MATRIX = "full"
+SHIPPED = matrix.shipped("full")
 FALLING = {sweep.name for sweep in peers.sweeps() if sweep.knobs and sweep.knobs[0] > sweep.knobs[-1]}
 # The budget at which a trace was run first: other budgets stand in a table of their own.
-BUDGETS = {trace: block.budgets[0] for block in matrix.shipped(MATRIX).blocks[::-1] for trace in block.traces}
+BUDGETS = {trace: block.budgets[0] for block in SHIPPED.blocks[::-1] for trace in block.traces}
 FIXED = ("static-best", "aggregated-static")  # peers that never scale
 PAGE, RUNS = "result.md", "result.csv"
 BEGIN, END = "<!-- made of result.csv: begin -->", "<!-- made of result.csv: end -->"
@@ -47,23 +48,31 @@ def parts(rows: Sequence[Row], everyone: bool = False) -> list[Part]:
     What ran fewer seeds than those is not judged, and named: it neither wins nor loses by what was not run. With `everyone` only
     the seeds count that every policy which ran the first one whole did, so that policies are judged which ran fewer.
     """
-    shipped = matrix.shipped(MATRIX)
-    wanted: dict[str, dict[tuple[str, int], set[str]]] = defaultdict(lambda: defaultdict(set))
-    for cell in matrix.cells(shipped, peers.sweeps()):
-        wanted[cell.scenario][cell.policy, cell.seed].add(cell.key())
+    ran: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        ran[row.cell.scenario].append(row)
     done = {row.cell.key() for row in rows}
     found = []
-    for name, group in wanted.items():
+    for name, group in _wanted().items():
         whole = {pair for pair, keys in group.items() if keys <= done}
         policies = sorted({policy for policy, _ in group})
-        first = {policy for policy in policies if (everyone or policy in shipped.blocks[0].policies) and (policy, 0) in whole}
+        first = {policy for policy in policies if (everyone or policy in SHIPPED.blocks[0].policies) and (policy, 0) in whole}
         seeds = sorted({seed for _, seed in group if all((policy, seed) in whole for policy in first | {OURS})})
         judged = [policy for policy in policies if seeds and all((policy, seed) in whole for seed in seeds)]
         if len(judged) > 1:
-            kept = [row for row in rows if row.cell.scenario == name and row.cell.policy in judged and row.cell.seed in seeds]
+            kept = [row for row in ran[name] if row.cell.policy in judged and row.cell.seed in seeds]
             scenario, short = Scenario(kept[0].cell, kept), [policy for policy in policies if policy not in judged]
             found.append(Part(scenario, seeds, short, [judge(scenario, target) for target in TARGETS]))
     return sorted(found, key=lambda part: order(part.scenario.cell))
+
+
+@cache
+def _wanted() -> Mapping[str, Mapping[tuple[str, int], set[str]]]:
+    """Keys of the matrix's cells, by scenario and by policy and seed."""
+    found: dict[str, dict[tuple[str, int], set[str]]] = defaultdict(lambda: defaultdict(set))
+    for cell in matrix.cells(SHIPPED, peers.sweeps()):
+        found[cell.scenario][cell.policy, cell.seed].add(cell.key())
+    return found
 
 
 def page(runs: Sequence[tuple[Row, str]]) -> str:
@@ -83,7 +92,7 @@ def page(runs: Sequence[tuple[Row, str]]) -> str:
         ("With our admission limits", _judged([part for part in found if _kind(part) == "admission"])),
         ("Other budgets", _judged([part for part in found if _kind(part) == "budget"])),
         ("All signals unknown for five minutes", _outage(shocks, runs)),
-        ("What was left out", [f"* {text}" for text in matrix.shipped(MATRIX).left_out]),
+        ("What was left out", [f"* {text}" for text in SHIPPED.left_out]),
     ]
     return "\n\n".join(f"## {title}\n\n" + "\n".join(lines or ["Not run."]) for title, lines in sections) + "\n"
 
@@ -284,7 +293,7 @@ def main(arguments: Sequence[str]) -> int:
     rows: dict[str, tuple[Row, Path]] = {}
     for folder in folders:
         rows |= {key: (row, folder / TIMELINES) for key, row in load(folder).items() if row.cell.purpose == "compare"}
-    wanted = {cell.key() for cell in matrix.cells(matrix.shipped(MATRIX), peers.sweeps())}
+    wanted = {key for group in _wanted().values() for keys in group.values() for key in keys}
     text = runs_csv([(row, timelines) for key, (row, timelines) in rows.items() if key in wanted])
     (docs / RUNS).write_text(text)
     document = docs / PAGE
